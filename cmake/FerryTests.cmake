@@ -93,6 +93,18 @@ function(ferry_test_program target out_dir)
     endif()
 endfunction()
 
+# build_<folder> builds the tests of one folder and all that they start or
+# open, so that a sanitizer run need not build the rest.
+get_property(ferry_modules GLOBAL PROPERTY FERRY_MODULES)
+add_custom_target(build_support)
+if(ferry_modules)
+    add_dependencies(build_support ${ferry_modules})
+endif()
+foreach(folder IN ITEMS unit contract wire system model fuzz)
+    add_custom_target(build_${folder})
+    add_dependencies(build_${folder} build_support)
+endforeach()
+
 # tests/harness/<x>_main.c are programs that tests start; .c files under
 # tests/harness/modules are modules that tests open.
 set(HINT_link)
@@ -100,11 +112,13 @@ foreach(file IN LISTS harness_programs)
     get_filename_component(name "${file}" NAME_WE)
     ferry_hints("${file}")
     ferry_test_program(${name} "${FERRY_TEST_BIN}" "${file}")
+    add_dependencies(build_support ${name})
 endforeach()
 ferry_glob(test_modules tests/harness/modules/*.c)
 foreach(file IN LISTS test_modules)
     get_filename_component(name "${file}" NAME_WE)
     add_library(testmod_${name} MODULE "${file}")
+    add_dependencies(build_support testmod_${name})
     ferry_target(testmod_${name})
     set_target_properties(testmod_${name} PROPERTIES PREFIX ""
         OUTPUT_NAME "${name}"
@@ -126,6 +140,7 @@ foreach(folder IN ITEMS unit contract wire system model)
             continue()
         endif()
         ferry_test_program(${name} "${FERRY_TEST_BIN}" "${file}")
+        add_dependencies(build_${folder} ${name})
         ferry_add_test(${name} ${folder} "$<TARGET_FILE:${name}>")
     endforeach()
 
@@ -170,6 +185,7 @@ foreach(file IN LISTS fuzzers)
         ferry_add_test(fuzz_replay_${name} fuzz "$<TARGET_FILE:${target}>"
             "${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/${name}")
     endif()
+    add_dependencies(build_fuzz ${target})
 endforeach()
 
 # ---- examples and benches -------------------------------------------------

