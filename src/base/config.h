@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Settings of the library and the program: one row each gives the variable,
+ * the flag, the JSON key and the documentation. Transfer parameters are not
+ * settings: they live in init info alone (D2). No getenv elsewhere. */
+#ifndef FERRY_BASE_CONFIG_H
+#define FERRY_BASE_CONFIG_H
+
+#include <ferry/status.h>
+
+/* X(id, key, default, unit, help); the variable is FERRY_<KEY in capitals>. */
+#define FERRY__CONFIG_TABLE(X)                                                \
+    X(LOG_LEVEL, "log_level", "warn", "error|warn|info|debug",                \
+      "lowest level that is logged")                                          \
+    X(MODULE_PATH, "module_path", "", "folder",                               \
+      "where backends and other modules are; empty: beside libferry")         \
+    X(TOKEN, "token", "", "text",                                             \
+      "bearer token for servers and clients that are given none")             \
+    X(COPY, "copy", "auto", "auto|plain|stream",                              \
+      "how large copies store: with or without the cache")
+
+typedef enum ferry__config_id {
+#define FERRY__CONFIG_ENUM(id, key, def, unit, help) FERRY__CONFIG_##id,
+    FERRY__CONFIG_TABLE(FERRY__CONFIG_ENUM)
+#undef FERRY__CONFIG_ENUM
+    FERRY__CONFIG_COUNT
+} ferry__config_id;
+
+/* The value: set by the program, else the variable, else the default. */
+const char *ferry__config_get(ferry__config_id id);
+/* FERRY_EUNKNOWN lists the keys. The value is copied. */
+ferry_status ferry__config_set(const char *key, const char *value);
+
+#endif

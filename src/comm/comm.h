@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Collectives between the ranks of a group, behind one table.
+ * `local` (processes of one host over shared memory) is the specification;
+ * other providers must behave the same. Collectives are called by all ranks
+ * in the same order. Invariant: every call is bounded by its timeout, and
+ * after one failure or abort every later call on that rank fails. */
+#ifndef FERRY_COMM_COMM_H
+#define FERRY_COMM_COMM_H
+
+#include <ferry/tensor.h>
+
+typedef enum ferry__reduce_op {
+    FERRY__REDUCE_SUM,
+    FERRY__REDUCE_MAX
+} ferry__reduce_op;
+
+typedef struct ferry__comm ferry__comm;
+
+/* Every method blocks the caller until its own part is done: a buffer may be
+ * reused on return. timeout_ms > 0. FERRY_ETIMEOUT names the operation, the
+ * rank waited for and the bound; FERRY_ECANCELED after abort; FERRY_EPEER
+ * names a rank that died. Optional methods may be NULL: FERRY_ENOTSUP. */
+typedef struct ferry__comm_ops {
+    size_t size;
+    const char *provider; /* "local", … */
+    ferry_status (*broadcast)(ferry__comm *c, void *bytes, size_t size_bytes,
+                              int32_t root, int64_t timeout_ms);
+    /* Element-wise over f32 (or f64, i32, i64); in place; the result is
+     * bit-equal on all ranks (ranks are added in rank order). */
+    ferry_status (*all_reduce)(ferry__comm *c, void *data, int64_t count,
+                               ferry_dtype dtype, ferry__reduce_op op,
+                               int64_t timeout_ms);
+    /* Each rank gives size_bytes; out takes world_size × size_bytes in rank
+     * order. out NULL is legal on ranks that do not want the result. */
+    ferry_status (*all_gather)(ferry__comm *c, const void *bytes,
+                               size_t size_bytes, void *out,
+                               int64_t timeout_ms);
+    ferry_status (*barrier)(ferry__comm *c, int64_t timeout_ms);
+    ferry_status (*send)(ferry__comm *c, const void *bytes,
+                         size_t size_bytes, int32_t to, int64_t timeout_ms);
+    ferry_status (*recv)(ferry__comm *c, void *bytes, size_t size_bytes,
+                         int32_t from, int64_t timeout_ms);
+    /* Wakes all ranks of this group with FERRY_ECANCELED. Any thread. */
+    void (*abort)(ferry__comm *c);
+    void (*close)(ferry__comm *c); /* never blocks on peers */
+} ferry__comm_ops;
+
+struct ferry__comm {
+    const ferry__comm_ops *ops;
+    int32_t rank, world_size;
+};
+
+/* Makes the shared segment of a local group: one descriptor (memfd, sealed
+ * against shrinking) that the creator hands to every rank (by fork or over a
+ * socket). `slot_bytes` is the piece size of pipelined operations, 0 = 1 MiB.
+ * A generation number in it makes a stale rank fail. */
+ferry_status ferry__comm_local_create(int32_t world_size, size_t slot_bytes,
+                                      int *out_fd);
+/* Joins as `rank`; duplicates the descriptor. FERRY_EEXIST: the rank is
+ * taken by a living process, naming both pids. */
+ferry_status ferry__comm_local_open(int fd, int32_t rank, ferry__comm **out);
+void ferry__comm_close(ferry__comm **comm);
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The copy loops: strided boxes, dtype conversion, digests in the same pass.
+ * Invariant: a box's digest is over its wire-dtype bytes in box order, and
+ * does not depend on how the box was cut into calls. */
+#ifndef FERRY_CORE_COPY_H
+#define FERRY_CORE_COPY_H
+
+#include "base/hash.h"
+#include <ferry/backend.h>
+
+/* Whether bytes of `from` can be stored as `to`. */
+bool ferry__dtype_converts(ferry_dtype from, ferry_dtype to);
+bool ferry__dtype_is_float(ferry_dtype d);
+
+/* Converts n contiguous elements. to == Q8_0 needs n % 32 == 0. */
+void ferry__convert(void *dst, ferry_dtype to, const void *src,
+                    ferry_dtype from, int64_t n);
+
+/* dst/src base addresses of element offset 0; offsets and strides in
+ * elements; `ndim` dims sorted by falling source stride. `digest` may be
+ * NULL. Large runs are stored past the cache (setting `copy`). */
+typedef struct ferry__copy_op {
+    int32_t ndim;
+    int64_t shape[FERRY_MAX_DIMS];
+    int64_t src_stride[FERRY_MAX_DIMS];
+    int64_t dst_stride[FERRY_MAX_DIMS];
+    int64_t src_offset, dst_offset;
+    ferry_dtype src_dtype, dst_dtype;
+} ferry__copy_op;
+void ferry__copy_run(const ferry__copy_op *op, void *dst, const void *src,
+                     ferry__xxh3_state *digest);
+/* Only hashes the box. */
+void ferry__copy_digest(const ferry__copy_op *op, const void *src,
+                        ferry__xxh3_state *digest);
+/* Compares; false at the first difference (bytes after conversion). */
+bool ferry__copy_equal(const ferry__copy_op *op, const void *dst,
+                       const void *src);
+
+#endif
