@@ -61,6 +61,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "mqa": {"num_key_value_heads": 1, "head_dim": 32},
     # 3 ranks, q8_0 included; 320 tokens over 3 ranks leave a zero pad row.
     "tp3": {
+        "hidden_size": 96,
         "num_attention_heads": 6,
         "num_key_value_heads": 3,
         "head_dim": 32,
