@@ -45,7 +45,7 @@ if(FERRY_WORKER)
         message(FATAL_ERROR "ggml not found: run scripts/lib/setup.sh, "
             "or pass -Dggml_DIR=..., or -DFERRY_WORKER=OFF")
     endif()
-    message(STATUS "ggml ${GGML_VERSION}: ${ggml_DIR}")
+    message(STATUS "ggml: ${ggml_DIR}")
 endif()
 
 if(FERRY_TESTS)
