@@ -12,6 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
 GPT2 = re.compile(
@@ -69,7 +70,7 @@ def pretokenize(text: str, kind: str) -> list[str]:
     """Cut text into the pieces inside which BPE may merge."""
     pieces = [text] if text else []
     for pattern in PRETOKENIZERS[kind]:
-        finer = []
+        finer: list[str] = []
         for piece in pieces:
             spans = [m.span() for m in pattern.finditer(fold(piece))]
             finer.extend(piece[begin:end] for begin, end in spans)
@@ -131,7 +132,13 @@ class Bpe:
         return out.decode(errors="replace")
 
 
-def from_gguf(metadata: dict) -> Bpe:
+def merge_pair(row: str | Sequence[str]) -> tuple[str, str]:
+    """Read a merge in either of its two forms: "a b" or ["a", "b"]."""
+    first, second = row.split(" ") if isinstance(row, str) else row
+    return first, second
+
+
+def from_gguf(metadata: dict[str, Any]) -> Bpe:
     """Take tokens, merges and pre-tokeniser from a GGUF's metadata."""
     tokens = metadata["tokenizer.ggml.tokens"]
     types = metadata["tokenizer.ggml.token_type"]
@@ -142,10 +149,10 @@ def from_gguf(metadata: dict) -> Bpe:
     # 3 is a control token, 4 one that a user added.
     special = [t for t, k in zip(tokens, types, strict=True) if k in (3, 4)]
     ids = {token: number for number, token in enumerate(tokens)}
-    return Bpe(ids, [tuple(m.split(" ")) for m in merges], special, kind)
+    return Bpe(ids, [merge_pair(m) for m in merges], special, kind)
 
 
-def pretokenizer_of(spec: dict) -> str:
+def pretokenizer_of(spec: dict[str, Any]) -> str:
     """Name the pre-tokeniser that a tokenizer.json describes."""
     parts = spec.get("pretokenizers", [spec])
     kinds = [part["type"] for part in parts]
@@ -164,10 +171,7 @@ def from_tokenizer_json(path: str) -> Bpe:
     with open(path, encoding="utf-8") as src:
         spec = json.load(src)
     model = spec["model"]
-    pairs = [
-        tuple(m.split(" ")) if isinstance(m, str) else tuple(m)
-        for m in model["merges"]
-    ]
+    pairs = [merge_pair(row) for row in model["merges"]]
     ids = dict(model["vocab"])
     special = []
     for token in spec["added_tokens"]:

@@ -125,8 +125,8 @@ def read_file(path: str) -> GgufFile:
             infos.append((name, dims, kind, _number(src, "<Q")))
         header = src.tell()
     align = metadata.get("general.alignment", ALIGNMENT)
-    data = np.memmap(path, dtype=np.uint8, mode="r")
-    data = data[(header + align - 1) // align * align :]
+    whole = np.memmap(path, dtype=np.uint8, mode="r")
+    data = whole[(header + align - 1) // align * align :]
     tensors = {}
     for name, dims, kind, offset in infos:
         form = FORMATS[NAME_OF[kind]]

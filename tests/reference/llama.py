@@ -18,6 +18,8 @@ import numpy as np
 
 from model_files import Model, head_dim, is_tied, n_kv_heads, open_model
 
+# An array of float64 or float32; NumPy's own type is lost in its operators.
+Array = Any
 SUPPORTED = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -29,7 +31,7 @@ class Step(NamedTuple):
     gap: float
 
 
-def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Scale each row to unit mean square, then by weight."""
     mean = np.mean(x * x, axis=-1, keepdims=True)
     return x / np.sqrt(mean + eps) * weight
@@ -44,7 +46,7 @@ def rope_settings(config: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def inverse_frequencies(config: dict[str, Any]) -> np.ndarray:
+def inverse_frequencies(config: dict[str, Any]) -> Array:
     """Return the angle per position of each rotary pair (head_dim / 2)."""
     rope = rope_settings(config)
     dim = head_dim(config)
@@ -65,7 +67,7 @@ def inverse_frequencies(config: dict[str, Any]) -> np.ndarray:
     return np.array(out)
 
 
-def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+def rotate(x: Array, angles: Array) -> Array:
     """Turn pair (i, i + half) of each head; x (n, heads, dim)."""
     half = x.shape[-1] // 2
     cos = np.cos(angles)[:, None, :].astype(x.dtype)
@@ -74,7 +76,7 @@ def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
+def softmax(x: Array) -> Array:
     """Return the softmax over the last dimension."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
@@ -101,25 +103,25 @@ class Llama:
         """Forget the sequence."""
         self.position = 0
         n_layers = self.config["num_hidden_layers"]
-        self.cache: list[tuple[np.ndarray, np.ndarray] | None]
+        self.cache: list[tuple[Array, Array] | None]
         self.cache = [None] * n_layers
 
-    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+    def linear(self, name: str, x: Array) -> Array:
         """Return x W^T, plus the bias where the checkpoint has one."""
         y = x @ self.w[f"{name}.weight"].T
         bias = self.w.get(f"{name}.bias")
         return y if bias is None else y + bias
 
-    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+    def norm(self, name: str, x: Array) -> Array:
         """Return the RMS norm of x under a named weight."""
         return rms_norm(x, self.w[f"{name}.weight"], self.eps)
 
-    def heads(self, name: str, x: np.ndarray, n_heads: int) -> np.ndarray:
+    def heads(self, name: str, x: Array, n_heads: int) -> Array:
         """Project x and cut it into heads (n, n_heads, head_dim)."""
         y = self.linear(name, x)
         return y.reshape(x.shape[0], n_heads, head_dim(self.config))
 
-    def attention(self, layer: int, x: np.ndarray) -> np.ndarray:
+    def attention(self, layer: int, x: Array) -> Array:
         """Causal attention of the new rows x over all rows so far."""
         at = f"model.layers.{layer}.self_attn."
         n_q, n_kv = self.config["num_attention_heads"], n_kv_heads(self.config)
@@ -147,7 +149,7 @@ class Llama:
             outs.append(softmax(scores) @ v[:, shared])
         return self.linear(f"{at}o_proj", np.concatenate(outs, axis=-1))
 
-    def mlp(self, layer: int, x: np.ndarray) -> np.ndarray:
+    def mlp(self, layer: int, x: Array) -> Array:
         """The gated feed-forward part, SiLU on the gate."""
         at = f"model.layers.{layer}.mlp."
         gate = self.linear(f"{at}gate_proj", x)
@@ -156,7 +158,7 @@ class Llama:
             f"{at}down_proj", gate * self.linear(f"{at}up_proj", x)
         )
 
-    def forward(self, ids: list[int]) -> np.ndarray:
+    def forward(self, ids: list[int]) -> Array:
         """Append ids to the sequence; return their logits (n, vocab)."""
         x = self.w["model.embed_tokens.weight"][ids]
         for i in range(self.config["num_hidden_layers"]):
@@ -181,7 +183,7 @@ class Llama:
         return steps
 
 
-def choose(logits: np.ndarray) -> Step:
+def choose(logits: Array) -> Step:
     """Pick the first largest logit."""
     token = int(np.argmax(logits))
     top = logits[token]

@@ -46,13 +46,13 @@ def open_model(path: str) -> Model:
 def head_dim(config: dict[str, Any]) -> int:
     """Return the size of one head, given or implied."""
     given = config.get("head_dim")
-    return given or config["hidden_size"] // config["num_attention_heads"]
+    return int(given or config["hidden_size"] // config["num_attention_heads"])
 
 
 def n_kv_heads(config: dict[str, Any]) -> int:
     """Return the number of key-value heads, given or implied."""
     given = config.get("num_key_value_heads")
-    return given or config["num_attention_heads"]
+    return int(given or config["num_attention_heads"])
 
 
 def is_tied(config: dict[str, Any]) -> bool:

@@ -12,14 +12,14 @@ import json
 import os
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
-NUMPY_OF = {
+NUMPY_OF: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -112,8 +112,8 @@ def read_file(path: str) -> dict[str, Tensor]:
         if n_header > size - 8:
             raise ValueError(f"{path}: header of {n_header} in {size} bytes")
         header = json.loads(src.read(n_header))
-    data = np.memmap(path, dtype=np.uint8, mode="r", offset=0)
-    data = data[8 + n_header :]
+    whole = np.memmap(path, dtype=np.uint8, mode="r")
+    data = whole[8 + n_header :]
     tensors = {}
     for name, row in header.items():
         if name == "__metadata__":
