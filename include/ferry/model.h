@@ -33,7 +33,10 @@ typedef struct ferry_param {
 } ferry_param;
 
 /* A prefix of checkpoint names and what the loader calls it. One table serves
- * disk loading and transfers alike. */
+ * disk loading and transfers alike. A name that begins with no `from` is
+ * passed as it is, unless it begins with a `to`: that is the loader's own
+ * spelling, which no checkpoint has, and it is refused. A row that maps a
+ * prefix to itself allows it. */
 typedef struct ferry_name_map {
     const char *from; /* "model.language_model." */
     const char *to;   /* "model." */

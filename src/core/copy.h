@@ -12,7 +12,10 @@
 bool ferry__dtype_converts(ferry_dtype from, ferry_dtype to);
 bool ferry__dtype_is_float(ferry_dtype d);
 
-/* Converts n contiguous elements. to == Q8_0 needs n % 32 == 0. */
+/* Converts n contiguous elements; any alignment. to == Q8_0 needs n % 32 ==
+ * 0 and gives ggml's reference blocks. Rounds once, to nearest even; NaN
+ * stays NaN (made quiet). Beyond the range: infinity, except float8_e4m3fn,
+ * which has none and gets NaN, as in torch. Equal dtypes move bytes. */
 void ferry__convert(void *dst, ferry_dtype to, const void *src,
                     ferry_dtype from, int64_t n);
 
@@ -27,6 +30,20 @@ typedef struct ferry__copy_op {
     int64_t src_offset, dst_offset;
     ferry_dtype src_dtype, dst_dtype;
 } ferry__copy_op;
+/* Elements; 1 without dimensions. */
+int64_t ferry__op_numel(const ferry__copy_op *op);
+/* Drops dimensions of extent 1 and merges neighbours that are one run on
+ * both sides; the order of the elements stays. No element: shape [0]. */
+void ferry__op_merge(ferry__copy_op *op);
+/* Sorts by falling |source stride|, then merges. */
+void ferry__op_sort(ferry__copy_op *op);
+/* The op, as it stands, between two views of equal shape; not sorted. */
+void ferry__op_between(const ferry_tensor *dst, const ferry_tensor *src,
+                       ferry__copy_op *out);
+
+/* The order of the dimensions is the order of the digest, whatever the
+ * strides are; any sign is legal. With a q8_0 destination the dimension of
+ * destination stride 1 has whole blocks. */
 void ferry__copy_run(const ferry__copy_op *op, void *dst, const void *src,
                      ferry__xxh3_state *digest);
 /* Only hashes the box. */

@@ -26,6 +26,10 @@ typedef struct ferry__entry {
     int64_t dst_count[FERRY_MAX_DIMS];
     size_t step;           /* index in plan->steps (STEP) */
     int32_t input;
+    /* STEP: op packs the source box into a contiguous input of wire dtype
+     * and this shape; dst_start and dst_count are the step's. */
+    int32_t input_ndim;
+    int64_t input_shape[FERRY_MAX_DIMS];
 } ferry__entry;
 
 /* One baked parameter: entries [first, first + count). */
@@ -47,7 +51,8 @@ typedef struct ferry__plan ferry__plan;
 ferry_status ferry__plan_create(const ferry_model *model, ferry__plan **out);
 void ferry__plan_destroy(ferry__plan **plan);
 
-/* Bakes one parameter, or finds it baked with the same meta. A changed meta
+/* Ids are stable for the life of the plan. What baked and entries answer is
+ * borrowed until the next bake. Bakes one parameter, or finds it baked with the same meta. A changed meta
  * replaces the old entry. Unknown names: FERRY_EUNKNOWN with the nearest
  * known name. The model's name maps are applied here. O(entries). */
 ferry_status ferry__plan_bake(ferry__plan *plan, const ferry_param_meta *meta,
@@ -65,11 +70,25 @@ ferry_status ferry__plan_check_overlap(const ferry__plan *plan,
                                        const size_t *ids, size_t count);
 
 /* The part of an entry's op that lies in elements [first, first + count) of
- * the flat source: calls fn for each box of it, in rising source order.
- * Cost: O(boxes found), not O(runs). */
+ * the flat source: calls fn for each box of it, in rising source order, so
+ * that the digests of the parts are the digest of the whole. src_offset still
+ * counts from the start of the whole source: subtract `first` when the bytes
+ * at hand begin there. Cost: O(boxes found), not O(runs). */
 typedef void (*ferry__op_fn)(void *arg, const ferry__copy_op *op);
 void ferry__op_clip(const ferry__copy_op *op, int64_t first, int64_t count,
                     ferry__op_fn fn, void *arg);
+
+/* Whether every clip of the op at multiples of 32 can be run: false for a
+ * q8_0 destination whose blocks such cuts would split. The caller then puts
+ * the parameter together first. */
+bool ferry__op_can_clip(const ferry__copy_op *op);
+/* The same op, whose source is the contiguous whole parameter, over the
+ * given tensor of the same shape and any strides (its offset included).
+ * FERRY_ENOTSUP (no line) when that is no strided box: the caller then makes
+ * a contiguous copy. The order of the elements stays. */
+ferry_status ferry__op_over_tensor(const ferry__copy_op *op,
+                                   const ferry_tensor *t,
+                                   ferry__copy_op *out);
 
 /* Number of elements a slot's checkpoint must cover (valid_rows applied). */
 int64_t ferry__slot_numel(const ferry_param *param);
