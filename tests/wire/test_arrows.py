@@ -106,6 +106,34 @@ def test_installed_headers_include_installed_headers():
     assert not wrong, "\n".join(wrong)
 
 
+LIBRARY = {"base", "core", "device", "comm", "sources", "clients",
+           "backends", "model"}
+
+
+def calls(names, text):
+    """Which of the functions are called, outside comments and strings."""
+    text = re.sub(r'/\*.*?\*/|"(\\.|[^"\\])*"', " ", text, flags=re.S)
+    return sorted(set(re.findall(rf"(?<![\w.>])({names})\s*\(", text)))
+
+
+def test_settings_are_read_in_one_place():
+    for path, parts in sources():
+        if parts != ("base", "config.c"):
+            found = calls("getenv|secure_getenv", path.read_text())
+            assert not found, path
+
+
+def test_the_library_never_exits_prints_or_installs_handlers():
+    wrong = []
+    for path, parts in sources():
+        if parts[0] in LIBRARY and parts != ("base", "log.c"):
+            found = calls("exit|_exit|abort|printf|vprintf|fprintf|puts|fputs|"
+                          "perror|signal|sigaction|atexit", path.read_text())
+            if found:
+                wrong.append(f"{path.relative_to(ROOT)}: {found}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_basenames_are_unique():
     seen = {}
     for path, parts in sources():
