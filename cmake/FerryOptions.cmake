@@ -4,6 +4,8 @@ option(FERRY_WORKER "Build the worker and the GGUF source (needs ggml)" ON)
 option(FERRY_TESTS "Build tests, examples and benches" ON)
 option(FERRY_FUZZ "Build the fuzz targets with libFuzzer (clang)" OFF)
 option(FERRY_COVERAGE "Instrument for line and branch coverage" OFF)
+option(FERRY_UNDEFINED
+    "Let parts link before the parts that they call are written" ON)
 set(FERRY_SANITIZE "" CACHE STRING
     "Sanitizers: empty, address,undefined or thread")
 set(FERRY_EXTRA_CFLAGS "" CACHE STRING
@@ -44,6 +46,10 @@ if(FERRY_FUZZ)
     set(ferry_san -fsanitize=fuzzer-no-link,address -fno-omit-frame-pointer)
     target_compile_options(ferry_flags INTERFACE ${ferry_san})
     target_link_options(ferry_flags INTERFACE ${ferry_san})
+endif()
+if(FERRY_UNDEFINED)
+    target_link_options(ferry_flags INTERFACE
+        LINKER:--unresolved-symbols=ignore-all)
 endif()
 if(FERRY_COVERAGE)
     target_compile_options(ferry_flags INTERFACE --coverage -O0

@@ -28,10 +28,10 @@ function(ferry_library target)
     add_library(${target} SHARED ${sources})
     ferry_target(${target})
     target_link_options(${target} PRIVATE
-        LINKER:--as-needed LINKER:-z,defs)
-    if(FERRY_SANITIZE OR FERRY_FUZZ)
-        # The sanitizers' own symbols are resolved by the program.
-        target_link_options(${target} PRIVATE LINKER:-z,undefs)
+        LINKER:--as-needed)
+    # The sanitizers' own symbols are resolved by the program.
+    if(NOT FERRY_SANITIZE AND NOT FERRY_FUZZ AND NOT FERRY_UNDEFINED)
+        target_link_options(${target} PRIVATE LINKER:-z,defs)
     endif()
 endfunction()
 
