@@ -92,6 +92,17 @@ def test_worker_asks_for_its_libraries():
     assert needed - SYSTEM <= WORKER_NEEDED, needed
 
 
+def test_nothing_is_left_unresolved():
+    if instrumented():
+        return
+    for library in sorted(LIB.glob("*.so")) + sorted(LIB.glob("ferry/*.so")):
+        done = subprocess.run(["ldd", "-r", str(library)], text=True,
+                              capture_output=True)
+        wrong = [line for line in (done.stdout + done.stderr).splitlines()
+                 if "undefined symbol" in line or "not found" in line]
+        assert not wrong, (library.name, wrong)
+
+
 def test_modules_show_their_entry_alone():
     for module in sorted((LIB / "ferry").glob("ferry_*.so")):
         shown = [n for n in exports(module) if n != "FERRY_MODULE"]
