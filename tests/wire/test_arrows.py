@@ -23,12 +23,12 @@ MAY = {
     "backends": {"base", "core"} | MIDDLE,
     "model": {"base", "core", "backends"} | MIDDLE,
     "serve": {"base", "core", "backends", "model"} | MIDDLE,
-    "cli": {"base", "core"} | MIDDLE,
+    "cli": {"base", "core", "model", "serve"} | MIDDLE,
 }
 THIRD_PARTY = {
     # header: the rooms that may include it
     "ggml": {"model", "serve", "sources"},
-    "gguf.h": {"sources"},
+    "gguf.h": {"model", "sources"},
     "microhttpd.h": {"serve"},
     "curl/": {"clients"},
     "openssl/": {"serve", "model"},
