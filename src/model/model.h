@@ -33,8 +33,13 @@ void ferry__model_destroy(ferry__model **model);
  * lm_head.weight absent when tied). */
 const ferry_model *ferry__model_table(ferry__model *model);
 
-/* Fills all weights with a seeded normal of scale 0.02 (norms 1). */
-void ferry__model_randomise(ferry__model *model, uint64_t seed);
+/* A source of random weights for `config`: a seeded function of name and flat
+ * index (normal, scale 0.02; norms 1), so the same whatever the sharding. */
+ferry_status ferry__model_dummy_source(const ferry__model_config *config,
+                                       uint64_t seed,
+                                       ferry_source *out_source);
+
+int32_t ferry__model_tp_rank(const ferry__model *model);
 
 /* One sequence's share of a step. */
 typedef struct ferry__seq_step {
