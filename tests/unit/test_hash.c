@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* XXH3-64 and the string table. */
+#include "base/hash.h"
+
+#include "base/alloc.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Digests as the xxhsum program prints them. */
+static void known_digests(void **state)
+{
+    (void)state;
+    assert_true(ferry__xxh3("", 0) == UINT64_C(0x2D06800538D394C2));
+    assert_true(ferry__xxh3("abc", 3) == UINT64_C(0x78AF5F94892F3950));
+}
+
+static void digest_does_not_depend_on_the_cuts(void **state)
+{
+    ferry__xxh3_state *s = ferry__xxh3_create();
+    unsigned char bytes[5000];
+    unsigned seed = 7;
+
+    (void)state;
+    assert_non_null(s);
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (unsigned char)rand_r(&seed);
+    for (int trial = 0; trial < 50; trial++) {
+        size_t size = (size_t)rand_r(&seed) % sizeof(bytes), done = 0;
+
+        ferry__xxh3_reset(s);
+        while (done < size) {
+            size_t n = 1 + (size_t)rand_r(&seed) % 700;
+
+            n = n < size - done ? n : size - done;
+            ferry__xxh3_update(s, bytes + done, n);
+            done += n;
+        }
+        assert_true(ferry__xxh3_value(s) == ferry__xxh3(bytes, size));
+    }
+    ferry__xxh3_destroy(s);
+    ferry__xxh3_destroy(NULL);
+    ferry__fault_arm(FERRY__FAULT_ALLOC, 1);
+    assert_null(ferry__xxh3_create());
+}
+
+#define N_KEYS 3000
+
+static void table_finds_every_key_and_no_other(void **state)
+{
+    static char keys[N_KEYS][24];
+    ferry__table t = {0};
+    size_t value = 99;
+
+    (void)state;
+    assert_false(ferry__table_get(&t, "x", &value));
+    for (size_t i = 0; i < N_KEYS; i++) {
+        snprintf(keys[i], sizeof(keys[i]), "layers.%zu.w", i);
+        assert_int_equal(ferry__table_add(&t, keys[i], i * 3, NULL), FERRY_OK);
+    }
+    assert_int_equal(t.count, N_KEYS);
+    for (size_t i = 0; i < N_KEYS; i++) {
+        assert_true(ferry__table_get(&t, keys[i], &value));
+        assert_int_equal(value, i * 3);
+    }
+    assert_false(ferry__table_get(&t, "layers.3000.w", &value));
+    assert_true(ferry__table_get(&t, keys[1], NULL));
+    ferry_fail(FERRY_OK, "before");
+    assert_int_equal(ferry__table_add(&t, "layers.5.w", 1, &value),
+                     FERRY_EEXIST);
+    assert_int_equal(value, 15);
+    assert_string_equal(ferry_last_error(), "before");
+    assert_int_equal(t.count, N_KEYS);
+    ferry__table_free(&t);
+    assert_int_equal(t.capacity, 0);
+}
+
+static void table_survives_every_failing_allocation(void **state)
+{
+    static char keys[40][8];
+    bool failed = true;
+
+    (void)state;
+    for (size_t i = 0; i < 40; i++)
+        snprintf(keys[i], sizeof(keys[i]), "k%zu", i);
+    for (uint64_t n = 1; failed; n++) {
+        ferry__table t = {0};
+        size_t added = 0, value;
+
+        failed = false;
+        ferry__fault_arm(FERRY__FAULT_ALLOC, n);
+        for (size_t i = 0; i < 40; i++) {
+            ferry_status status = ferry__table_add(&t, keys[i], i, NULL);
+
+            if (status == FERRY_OK) {
+                added++;
+                continue;
+            }
+            assert_int_equal(status, FERRY_ENOMEM);
+            failed = true;
+            break;
+        }
+        ferry__fault_arm(FERRY__FAULT_ALLOC, 0);
+        for (size_t i = 0; i < added; i++)
+            assert_true(ferry__table_get(&t, keys[i], &value) && value == i);
+        ferry__table_free(&t);
+        assert_true(n < 100);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(known_digests),
+        cmocka_unit_test(digest_does_not_depend_on_the_cuts),
+        cmocka_unit_test(table_finds_every_key_and_no_other),
+        cmocka_unit_test(table_survives_every_failing_allocation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
