@@ -125,6 +125,10 @@ ferry_status ferry_worker_each_param(ferry_worker *worker, ferry_bytes_fn fn,
 ferry_status ferry_worker_load_source(ferry_worker *worker,
                                       const ferry_source *source);
 
+/* Declares that the stored weights must not be served until a full round
+ * succeeded: random weights, or weights whose version is gone. */
+void ferry_worker_require_sync(ferry_worker *worker);
+
 /* Frees what the library handed out as owned. NULL is fine. */
 void ferry_free(void *memory);
 

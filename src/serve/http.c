@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The HTTP server; see http.h. */
+#include "serve/http.h"
+
+#include "base/alloc.h"
+#include "base/log.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define CONNECTIONS_MAX 512
+#define IDLE_TIMEOUT_S 600
+
+/* What is collected of one request until its body is whole. */
+typedef struct pending {
+    const ferry__route *route;
+    ferry__str body;
+    bool too_large;
+} pending;
+
+static const ferry__route *find_in(const ferry__route *table,
+                                   const ferry__server *s, const char *method,
+                                   const char *path, bool *path_exists)
+{
+    for (; table->path != NULL; table++) {
+        if (strcmp(table->path, path) != 0)
+            continue;
+        if ((table->flags & FERRY__ROUTE_WEIGHT) &&
+            s->options->backend == NULL)
+            continue;
+        *path_exists = true;
+        if (strcmp(table->method, method) == 0)
+            return table;
+    }
+    return NULL;
+}
+
+static const ferry__route *find(const ferry__server *s, const char *method,
+                                const char *path, bool *path_exists)
+{
+    const ferry__route *const tables[] = {
+        ferry__routes_weights, ferry__routes_generate, ferry__routes_info};
+    const ferry__route *route = NULL;
+
+    for (size_t i = 0; route == NULL && i < 3; i++)
+        route = find_in(tables[i], s, method, path, path_exists);
+    return route;
+}
+
+static enum MHD_Result queue(struct MHD_Connection *c, ferry__exchange *x)
+{
+    struct MHD_Response *response;
+    enum MHD_Result result;
+
+    if (x->reply.failed) {
+        ferry__str_free(&x->reply);
+        x->status = 500;
+    }
+    response = MHD_create_response_from_buffer(
+        x->reply.length, x->reply.data == NULL ? (char *)"" : x->reply.data,
+        MHD_RESPMEM_MUST_COPY);
+    ferry__str_free(&x->reply);
+    if (response == NULL)
+        return MHD_NO;
+    MHD_add_response_header(response, "Content-Type", x->content_type);
+    if (x->status == 401)
+        MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    result = MHD_queue_response(c, x->status, response);
+    MHD_destroy_response(response);
+    return result;
+}
+
+static enum MHD_Result refuse(struct MHD_Connection *c, unsigned int code,
+                              const char *text)
+{
+    ferry__exchange x = {.status = code,
+                         .content_type = "application/json"};
+
+    if (code == 404 || code == 405) {
+        ferry__str_append(&x.reply, "{\"detail\":");
+        ferry__str_json(&x.reply, text);
+        ferry__str_append(&x.reply, "}");
+    } else {
+        ferry__reply_error(&x, code, NULL, "%s", text);
+    }
+    return queue(c, &x);
+}
+
+static bool authorised(const ferry__server *s, const ferry__route *route,
+                       struct MHD_Connection *c)
+{
+    const char *given;
+
+    if (s->options->api_key == NULL || (route->flags & FERRY__ROUTE_OPEN))
+        return true;
+    given = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Authorization");
+    return given != NULL && strncmp(given, "Bearer ", 7) == 0 &&
+           ferry__equal_secret(given + 7, s->options->api_key);
+}
+
+/* First call of a request: what can be refused before its body comes. */
+static enum MHD_Result begin(ferry__server *s, struct MHD_Connection *c,
+                             const char *url, const char *method,
+                             void **con_cls)
+{
+    bool path_exists = false;
+    const ferry__route *route = find(s, method, url, &path_exists);
+    const char *length =
+        MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
+    pending *p;
+
+    if (route == NULL)
+        return refuse(c, path_exists ? 405 : 404,
+                      path_exists ? "Method Not Allowed" : "Not Found");
+    if (!authorised(s, route, c))
+        return refuse(c, 401, "Unauthorized");
+    if (length != NULL &&
+        strtoull(length, NULL, 10) > (uint64_t)s->options->max_body_bytes)
+        return refuse(c, 413, "Request body too large");
+    p = ferry__alloc(sizeof *p);
+    if (p == NULL)
+        return MHD_NO;
+    p->route = route;
+    *con_cls = p;
+    return MHD_YES;
+}
+
+static enum MHD_Result on_request(void *cls, struct MHD_Connection *c,
+                                  const char *url, const char *method,
+                                  const char *version, const char *data,
+                                  size_t *size, void **con_cls)
+{
+    ferry__server *s = cls;
+    pending *p = *con_cls;
+    ferry__exchange x = {.server = s, .connection = c, .status = 200,
+                         .content_type = "application/json"};
+
+    (void)version;
+    if (p == NULL)
+        return begin(s, c, url, method, con_cls);
+    if (*size > 0) {
+        if (p->body.length + *size > (size_t)s->options->max_body_bytes) {
+            /* Read on and drop it, so that the client sees the answer. */
+            p->too_large = true;
+            ferry__str_free(&p->body);
+        }
+        if (!p->too_large)
+            ferry__str_append_n(&p->body, data, *size);
+        *size = 0;
+        return MHD_YES;
+    }
+    if (p->too_large)
+        return refuse(c, 413, "Request body too large");
+    if (p->body.failed)
+        return refuse(c, 500, "out of memory");
+    x.body = p->body.data == NULL ? "" : p->body.data;
+    x.body_size = p->body.length;
+    p->route->handler(&x);
+    return queue(c, &x);
+}
+
+static void on_done(void *cls, struct MHD_Connection *c, void **con_cls,
+                    enum MHD_RequestTerminationCode code)
+{
+    pending *p = *con_cls;
+
+    (void)cls;
+    (void)c;
+    (void)code;
+    if (p == NULL)
+        return;
+    ferry__str_free(&p->body);
+    ferry__free(p);
+    *con_cls = NULL;
+}
+
+/* Binds the address; errors name host and port. */
+static ferry_status listen_on(const char *host, int32_t port, int *out_fd,
+                              int32_t *out_port)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    struct addrinfo *list = NULL;
+    char text[16];
+    int fd = -1, one = 1, code;
+    struct sockaddr_storage bound;
+    socklen_t length = sizeof bound;
+
+    snprintf(text, sizeof text, "%d", port);
+    code = getaddrinfo(host, text, &hints, &list);
+    if (code != 0)
+        return ferry_fail(FERRY_EINVAL, "host %s: %s", host,
+                          gai_strerror(code));
+    fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) < 0 ||
+        listen(fd, 128) < 0 ||
+        getsockname(fd, (struct sockaddr *)&bound, &length) < 0) {
+        int error = errno;
+
+        if (fd >= 0)
+            close(fd);
+        freeaddrinfo(list);
+        return ferry_fail(FERRY_ECONN, "cannot listen on %s port %d: %s",
+                          host, port, strerror(error));
+    }
+    freeaddrinfo(list);
+    *out_port = ntohs(bound.ss_family == AF_INET6
+                          ? ((struct sockaddr_in6 *)(void *)&bound)->sin6_port
+                          : ((struct sockaddr_in *)(void *)&bound)->sin_port);
+    *out_fd = fd;
+    return FERRY_OK;
+}
+
+static void quiet(void *cls, const char *fmt, va_list args)
+{
+    char line[512];
+
+    (void)cls;
+    vsnprintf(line, sizeof line, fmt, args);
+    line[strcspn(line, "\n")] = '\0';
+    ferry__log(FERRY_LOG_DEBUG, "http: %s", line);
+}
+
+ferry_status ferry__http_start(ferry__server *server,
+                               struct MHD_Daemon **out_daemon,
+                               int32_t *out_port)
+{
+    struct MHD_Daemon *daemon;
+    int fd = -1;
+
+    FERRY_TRY(listen_on(server->options->host, server->options->port, &fd,
+                        out_port));
+    daemon = MHD_start_daemon(
+        MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD |
+            MHD_USE_POLL | MHD_USE_ITC | MHD_USE_ERROR_LOG,
+        0, NULL, NULL, on_request, server, MHD_OPTION_EXTERNAL_LOGGER, quiet,
+        NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED,
+        on_done, NULL, MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS_MAX,
+        MHD_OPTION_CONNECTION_TIMEOUT, IDLE_TIMEOUT_S,
+        MHD_OPTION_THREAD_STACK_SIZE, (size_t)1 << 20, MHD_OPTION_END);
+    if (daemon == NULL) {
+        close(fd);
+        return ferry_fail(FERRY_EINTERNAL, "the http server does not start");
+    }
+    *out_daemon = daemon;
+    return FERRY_OK;
+}

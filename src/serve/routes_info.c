@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Health, models, metrics, versions and Ferry's own status. These answer in
+ * every state, also while an update runs. */
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "serve/http.h"
+
+#include <string.h>
+#include <time.h>
+
+/* Alive means that all replicas are up; ready that all may serve. */
+static void handle_health(ferry__exchange *x)
+{
+    bool alive = true, ready = true;
+    char reason[512] = "";
+
+    for (int32_t i = 0; i < x->server->options->dp_size; i++) {
+        ferry__replica *r = &x->server->replicas[i];
+
+        pthread_mutex_lock(&r->lock);
+        alive = alive && r->up;
+        if (ready && !(r->up && (r->serving || r->gates > 0))) {
+            ready = false;
+            memcpy(reason, r->reason, sizeof reason);
+        }
+        pthread_mutex_unlock(&r->lock);
+    }
+    x->status = alive ? 200 : 503;
+    ferry__reply_json(x, json_pack("{s:b,s:b,s:s}", "alive", alive, "ready",
+                                   ready, "reason", reason));
+}
+
+static void handle_models(ferry__exchange *x)
+{
+    const ferry__serve_options *o = x->server->options;
+
+    ferry__reply_json(
+        x, json_pack("{s:s,s:[{s:s,s:s,s:I,s:s,s:s,s:i}]}", "object", "list",
+                     "data", "id", o->served_name, "object", "model",
+                     "created", (json_int_t)time(NULL), "owned_by", "ferry",
+                     "root", o->model, "max_model_len", (int)o->max_len));
+}
+
+static void handle_metrics(ferry__exchange *x)
+{
+    int32_t running, waiting;
+
+    ferry__scheduler_load(x->server, &running, &waiting);
+    ferry__metrics_text(&x->server->metrics, running, waiting, &x->reply);
+    x->content_type = "text/plain; version=0.0.4; charset=utf-8";
+}
+
+static void handle_version(ferry__exchange *x)
+{
+    ferry__reply_json(x, json_pack("{s:s,s:s}", "version",
+                                   ferry_version_text(), "server", "ferry"));
+}
+
+/* The ranks' own words, as an array; null for ranks that cannot be asked. */
+static json_t *rank_statuses(ferry__replica *r, bool up)
+{
+    void *bodies[FERRY__TP_MAX] = {0};
+    size_t sizes[FERRY__TP_MAX] = {0};
+    json_t *array = json_array();
+
+    if (up)
+        (void)ferry__replica_exchange(r, FERRY__RANK_STATUS, NULL, 0, 30000,
+                                      bodies, sizes);
+    for (int32_t i = 0; i < r->server->options->tp_size; i++) {
+        json_t *o = bodies[i] == NULL
+                        ? NULL
+                        : json_loadb(bodies[i], sizes[i], 0, NULL);
+
+        if (o != NULL)
+            json_object_set_new(o, "pid", json_integer(r->ranks.pids[i]));
+        json_array_append_new(array, o == NULL ? json_null() : o);
+        ferry__free(bodies[i]);
+    }
+    return array;
+}
+
+static json_t *replica_status(ferry__replica *r)
+{
+    json_t *o;
+    bool up;
+
+    pthread_mutex_lock(&r->lock);
+    up = r->up;
+    o = json_pack("{s:i,s:b,s:b,s:b,s:s,s:i,s:i,s:I}", "index",
+                  (int)r->index, "up", r->up, "serving", r->serving,
+                  "gate_open", r->gates == 0, "reason", r->reason, "running",
+                  (int)r->n_active, "waiting", (int)r->n_queued, "restarts",
+                  (json_int_t)r->n_restarts);
+    pthread_mutex_unlock(&r->lock);
+    json_object_set_new(o, "ranks", rank_statuses(r, up));
+    return o;
+}
+
+static void handle_status(ferry__exchange *x)
+{
+    static const char *const pauses[] = {"none", "abort", "wait", "keep"};
+    ferry__server *s = x->server;
+    const ferry__serve_options *o = s->options;
+    json_t *out, *replicas = json_array();
+
+    for (int32_t i = 0; i < o->dp_size; i++)
+        json_array_append_new(replicas, replica_status(&s->replicas[i]));
+    pthread_mutex_lock(&s->lock);
+    out = json_pack(
+        "{s:s,s:s,s:s,s:s,s:{s:i,s:i},s:s,s:s,s:s?,s:s,s:s?,s:s?,s:I,s:I,"
+        "s:f,s:f,s:o}",
+        "server", "ferry", "ferry_version", ferry_version_text(), "model",
+        o->served_name, "architecture", ferry__arch_name(s->config->arch),
+        "parallel", "tp", (int)o->tp_size, "dp", (int)o->dp_size,
+        "kernel_format", ferry_dtype_name(o->kernel), "commit",
+        o->commit == FERRY_COMMIT_STAGED ? "staged" : "inplace", "backend",
+        o->backend, "weight_version", s->version, "running_call", s->running,
+        "last_failure", s->last_failure, "rounds_finished",
+        (json_int_t)s->rounds_finished, "rounds_failed",
+        (json_int_t)s->rounds_failed, "last_round_ms", s->last_round_ms,
+        "last_stop_ms", s->last_stop_ms, "replicas", replicas);
+    json_object_set_new(out, "paused", json_string(pauses[s->paused]));
+    pthread_mutex_unlock(&s->lock);
+    ferry__reply_json(x, out);
+}
+
+const ferry__route ferry__routes_info[] = {
+    {"GET", "/health", FERRY__ROUTE_OPEN, handle_health},
+    {"GET", "/v1/models", 0, handle_models},
+    {"GET", "/metrics", 0, handle_metrics},
+    {"GET", "/version", 0, handle_version},
+    {"GET", "/ferry/status", 0, handle_status},
+    {NULL, NULL, 0, NULL}};

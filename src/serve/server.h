@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The API process: its replicas, their gates, and the weight version.
+ * Locks, in the order they may be taken: server.control (one weight call at
+ * a time) > server.calls >
+ * replica.lock > replica.step_io > server.lock.
+ * Invariant: while a gate is closed no step runs on that replica. */
+#ifndef FERRY_SERVE_SERVER_H
+#define FERRY_SERVE_SERVER_H
+
+#include "serve/metrics.h"
+#include "serve/request.h"
+#include "serve/spawner.h"
+
+typedef enum ferry__pause {
+    FERRY__PAUSE_NONE,
+    FERRY__PAUSE_ABORT,
+    FERRY__PAUSE_WAIT,
+    FERRY__PAUSE_KEEP
+} ferry__pause;
+
+struct ferry__server;
+
+typedef struct ferry__replica {
+    struct ferry__server *server;
+    int32_t index;
+    ferry__rank_ends ranks;
+    pthread_t thread;
+    bool thread_started;
+
+    pthread_mutex_t step_io; /* one exchange on the step sockets at a time */
+
+    pthread_mutex_t lock;    /* all below */
+    pthread_cond_t cond;
+    bool up;                 /* all ranks loaded and alive */
+    bool unsynced;           /* respawned: its version is gone */
+    bool serving;            /* its weights may be used */
+    char reason[512];        /* why not up, or not serving */
+    int32_t gates;           /* closed while > 0 */
+    bool stepping;
+    bool stop;
+    ferry__request *queue, **queue_tail; /* waiting for a slot */
+    int32_t n_queued;
+    ferry__request **active; /* max_seqs slots, NULL = free */
+    int32_t n_active;
+    uint64_t n_restarts;
+} ferry__replica;
+
+typedef struct ferry__server {
+    const ferry__serve_options *options;
+    const ferry__model_config *config;
+    ferry__tokenizer *tokenizer; /* NULL: ids only */
+    ferry__spawner spawner;
+    pthread_mutex_t spawner_lock;
+    ferry__replica *replicas; /* dp_size */
+    ferry__metrics metrics;
+    int32_t port;
+
+    pthread_mutex_t calls;   /* the control sockets, for one call's length */
+    pthread_mutex_t control;
+    /* under control */
+    bool round_open;      /* between start and the round's end */
+    bool gates_for_round; /* closed by an in-place round */
+
+    pthread_mutex_t lock; /* all below */
+    char *version;
+    ferry__pause paused;
+    const char *running;  /* weight call in progress, for 409 and status */
+    char *last_failure;   /* owned; of the last failed round */
+    uint64_t rounds_finished, rounds_failed;
+    double last_stop_ms, last_round_ms;
+    int64_t round_started_ns;
+    uint64_t next_id;
+    bool stopping;
+} ferry__server;
+
+/* ---- replica.c: sockets, life and gates ---- */
+ferry_status ferry__replica_init(ferry__replica *r, ferry__server *server,
+                                 int32_t index);
+void ferry__replica_destroy(ferry__replica *r);
+/* Spawns the ranks and waits until all have loaded. */
+ferry_status ferry__replica_start(ferry__replica *r);
+/* Marks it down with the recorded line, fails its requests; the replica's
+ * thread starts it again. */
+void ferry__replica_lost(ferry__replica *r, const char *line);
+/* Ends all requests, queued and running, with this. The lock is held. */
+void ferry__replica_fail_requests(ferry__replica *r, ferry_status status,
+                                  const char *line);
+/* Waits until up, at most timeout_ms: FERRY_ENOTREADY with the reason. */
+ferry_status ferry__replica_wait_up(ferry__replica *r, int64_t timeout_ms);
+/* Closes the gate and waits for the step in progress. Nests. */
+void ferry__replica_gate_close(ferry__replica *r);
+void ferry__replica_gate_open(ferry__replica *r);
+/* Asks every rank whether it may serve; sets serving and reason. */
+void ferry__replica_refresh(ferry__replica *r);
+/* One exchange with every rank on its step socket; bodies may be NULL, else
+ * takes tp_size owned texts. The first failure is returned. */
+ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
+                                     const void *body, size_t size_bytes,
+                                     int64_t timeout_ms, void **bodies,
+                                     size_t *sizes);
+
+/* ---- scheduler.c: generation ---- */
+/* The replica's thread: runs steps, restarts the ranks when lost. */
+void *ferry__scheduler_run(void *replica);
+/* Queues the request on the least loaded replica that serves. */
+ferry_status ferry__scheduler_submit(ferry__server *server,
+                                     ferry__request *request);
+/* Asks requests to end: NULL id = all. Returns how many were found. */
+int32_t ferry__scheduler_abort(ferry__server *server, const char *id);
+/* Requests queued or running. */
+void ferry__scheduler_load(ferry__server *server, int32_t *out_running,
+                           int32_t *out_waiting);
+/* Drops the caches of running requests: they are computed again. */
+void ferry__scheduler_forget(ferry__server *server);
+
+/* ---- control.c: the weight calls, on all ranks of all replicas ---- */
+ferry_status ferry__control_init(ferry__server *s, const char *init_info);
+ferry_status ferry__control_start(ferry__server *s, bool draft);
+ferry_status ferry__control_update(ferry__server *s, const char *update_info);
+ferry_status ferry__control_finish(ferry__server *s, const char *version);
+ferry_status ferry__control_prepare(ferry__server *s);
+ferry_status ferry__control_commit(ferry__server *s, const char *version);
+/* Idempotent; also ends an update that is running. */
+ferry_status ferry__control_abort(ferry__server *s);
+ferry_status ferry__control_shutdown(ferry__server *s);
+ferry_status ferry__control_set_version(ferry__server *s,
+                                        const char *version);
+/* {"dp0:pp0:pcp0:tp0:NAME": sha256, …}; owned, ferry__free. */
+ferry_status ferry__control_checksums(ferry__server *s, char **out_json);
+ferry_status ferry__control_reset(ferry__server *s);
+/* {"dp0:tp0": plan, …} of the checkpoint's own names. */
+ferry_status ferry__control_plan(ferry__server *s, char **out_json);
+
+/* ---- pause.c ---- */
+ferry_status ferry__pause_set(ferry__server *s, ferry__pause mode,
+                              bool clear_cache);
+void ferry__pause_resume(ferry__server *s);
+
+/* ---- server.c ---- */
+/* A copy of the current label; owned, ferry__free; NULL when out of memory. */
+char *ferry__server_version(ferry__server *s);
+
+#endif
