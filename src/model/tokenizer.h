@@ -13,7 +13,9 @@ typedef struct ferry__tokenizer ferry__tokenizer;
  * only. FERRY_ENOTSUP names a kind that is not byte-level BPE. */
 ferry_status ferry__tokenizer_open(const char *path, ferry__tokenizer **out);
 void ferry__tokenizer_close(ferry__tokenizer **tokenizer);
-/* Special tokens in the text are recognised. *out_ids owned (ferry_free). */
+/* Special tokens in the text are recognised; nothing is put before it.
+ * *out_ids owned (ferry_free). FERRY_EINVAL: the text is not UTF-8, or a byte
+ * of it has no token. Any thread. */
 ferry_status ferry__tokenizer_encode(const ferry__tokenizer *t,
                                      const char *text, size_t length,
                                      int32_t **out_ids, size_t *out_count);
@@ -21,6 +23,8 @@ ferry_status ferry__tokenizer_encode(const ferry__tokenizer *t,
  * for an unknown id. Special tokens give "" unless with_special. */
 const char *ferry__tokenizer_bytes(const ferry__tokenizer *t, int32_t id,
                                    bool with_special, size_t *out_length);
+/* The token that the checkpoint puts before every text; -1: none. */
+int32_t ferry__tokenizer_bos(const ferry__tokenizer *t);
 int32_t ferry__tokenizer_size(const ferry__tokenizer *t);
 
 #endif
