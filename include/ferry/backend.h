@@ -303,6 +303,9 @@ typedef struct ferry_worker_host {
 /* A returned receive means queued; drain_pending and finish complete it. */
 #define FERRY_WORKER_DEFERS_PROCESSING 0x1u
 #define FERRY_WORKER_NO_DRAFT 0x2u
+/* The engine writes whole stored parameters in place (kernel_storage): those
+ * count as covered, and is_checkpoint_format false is accepted. */
+#define FERRY_WORKER_KERNEL_FORMAT 0x4u
 
 typedef struct ferry_worker_engine_ops {
     size_t size;
