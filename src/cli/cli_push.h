@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What `ferry push` was told, its report of a round, and its interrupts. */
+#ifndef FERRY_CLI_CLI_PUSH_H
+#define FERRY_CLI_CLI_PUSH_H
+
+#include <ferry/ferry.h>
+
+typedef struct cli_push_options {
+    const char *backend, *init_info, *version, *token;
+    ferry_dtype dtype; /* FERRY_DTYPE_NONE: as the source has it */
+    int shared, packed, pause, json;
+    int64_t rounds, timeout;
+} cli_push_options;
+
+void cli_push_print(const cli_push_options *options, int64_t round,
+                    const ferry_round_stats *stats);
+void cli_push_print_json(const cli_push_options *options, int64_t round,
+                         size_t n_params, ferry_status status,
+                         const ferry_round_stats *stats);
+
+/* From here on SIGINT and SIGTERM are taken by a thread of the program: they
+ * cancel the round of the watched trainer; with none watched, or the second
+ * time, they end the program. Call it before any other thread is started. */
+void cli_push_catch_signals(void);
+void cli_push_watch(ferry_trainer *trainer); /* NULL: none */
+
+#endif

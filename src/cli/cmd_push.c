@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `ferry push`: carries a checkpoint into running servers.
+ * Invariant: an interrupt ends the round cleanly, with the servers told; only
+ * the second one ends the program at once. */
+#include "cli/cli.h"
+#include "cli/cli_progress.h"
+#include "cli/cli_push.h"
+#include "cli/cli_source.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define URLS_MAX 64
+
+static cli_push_options options = {
+    .backend = "ipc", .dtype = FERRY_DTYPE_NONE, .rounds = 1, .timeout = 300};
+
+static const cli_option rows[] = {
+    {"backend", CLI_TEXT, &options.backend, "NAME",
+     "how the bytes travel; see 'ferry info' [ipc]", 0, 0},
+    {"init-info", CLI_TEXT, &options.init_info, "JSON",
+     "more fields of the backend's init info", 0, 0},
+    {"dtype", CLI_DTYPE, &options.dtype, "DTYPE",
+     "cast to f32, bf16 or f16 before sending", 0, 0},
+    {"shared", CLI_FLAG, &options.shared, NULL,
+     "copy the source once to memory that workers read in place", 0, 0},
+    {"packed", CLI_FLAG, &options.packed, NULL,
+     "send in chunks, one update call each", 0, 0},
+    {"weight-version", CLI_TEXT, &options.version, "V",
+     "label that the servers carry afterwards", 0, 0},
+    {"token", CLI_TEXT, &options.token, "T",
+     "bearer token [the variable FERRY_TOKEN]", 0, 0},
+    {"pause", CLI_FLAG, &options.pause, NULL,
+     "pause generation before each round, resume after it", 0, 0},
+    {"rounds", CLI_INT, &options.rounds, "N", "send N times [1]", 0, 0},
+    {"timeout", CLI_INT, &options.timeout, "S",
+     "seconds that one round may take [300]", 1, 86400},
+    {"json", CLI_FLAG, &options.json, NULL, "one JSON object a round", 0, 0},
+};
+
+static int run(int argc, char **argv);
+
+const cli_command cli_push = {
+    "push", "SOURCE URL [URL...] [OPTIONS]",
+    "carry a checkpoint into one or several running servers",
+    "SOURCE is a safetensors file, a folder of them, or a GGUF file (which is\n"
+    "dequantised, with Hugging Face names and layout restored).\n"
+    "\n"
+    "Examples:\n"
+    "  ferry push ./model http://127.0.0.1:8000 --weight-version step-12\n"
+    "  ferry push model.gguf http://127.0.0.1:8000 --dtype bf16 --shared\n"
+    "  ferry push ./model http://127.0.0.1:8000 http://127.0.0.1:8001 "
+    "--json\n",
+    run};
+
+/* The init info of the backend: what was given, and what the flags say. */
+static json_t *make_init_info(void)
+{
+    json_error_t error;
+    json_t *info = json_object();
+
+    if (options.init_info) {
+        json_decref(info);
+        info = json_loads(options.init_info, JSON_REJECT_DUPLICATES, &error);
+        if (!json_is_object(info)) {
+            cli_usage("push", "--init-info takes a JSON object%s%s",
+                      info ? "" : ": ", info ? "" : error.text);
+            json_decref(info);
+            return NULL;
+        }
+    }
+    if (options.packed && json_object_get(info, "packed")) {
+        cli_usage("push", "--packed and --init-info both give packed");
+        json_decref(info);
+        return NULL;
+    }
+    if (options.packed)
+        json_object_set_new(info, "packed", json_true());
+    if (!json_object_get(info, "rank"))
+        json_object_set_new(info, "rank", json_integer(0));
+    if (!json_object_get(info, "deadline_ms"))
+        json_object_set_new(info, "deadline_ms",
+                            json_integer(options.timeout * 1000));
+    return info;
+}
+
+/* One client for all URLs. -1, or the exit code. */
+static int make_client(char **urls, int count, ferry_client *out)
+{
+    ferry_http_options http = FERRY_HTTP_OPTIONS_INIT;
+    ferry_client clients[URLS_MAX] = {{0}};
+    ferry_status status = FERRY_OK;
+    int made = 0;
+
+    http.token = options.token;
+    http.timeout_ms = options.timeout * 1000;
+    http.pause = options.pause;
+    while (made < count && status == FERRY_OK) {
+        status = ferry_client_http(urls[made], &http, &clients[made]);
+        if (status == FERRY_OK)
+            made++;
+    }
+    if (status == FERRY_OK && count == 1) {
+        *out = clients[0];
+        return -1;
+    }
+    if (status == FERRY_OK)
+        status = ferry_client_fanout(clients, (size_t)count, out);
+    if (status == FERRY_OK)
+        return -1;
+    for (int i = 0; i < made; i++)
+        ferry_client_close(&clients[i]);
+    if (status == FERRY_EINVAL)
+        return cli_usage("push", "%s", ferry_last_error());
+    return cli_fail("push", status);
+}
+
+static int send_rounds(ferry_trainer *trainer, const cli_source *source)
+{
+    for (int64_t round = 1; round <= options.rounds; round++) {
+        ferry_round_stats stats = {.size = sizeof(stats)};
+        ferry_send_options send = FERRY_SEND_OPTIONS_INIT;
+        cli_progress progress;
+        ferry_status status;
+        char label[32];
+
+        snprintf(label, sizeof(label), "round %lld", (long long)round);
+        cli_progress_begin(&progress, label, options.json);
+        send.weight_version = options.version;
+        send.progress = cli_progress_update;
+        send.progress_arg = &progress;
+        send.stats = &stats;
+        status = ferry_trainer_send_weights(trainer, &send);
+        cli_progress_end(&progress);
+        if (options.json)
+            cli_push_print_json(&options, round, source->count, status, &stats);
+        if (status != FERRY_OK)
+            return cli_fail("push", status);
+        if (!options.json)
+            cli_push_print(&options, round, &stats);
+    }
+    return CLI_EXIT_OK;
+}
+
+static int push(const cli_source *source, const json_t *init_info,
+                ferry_client *client)
+{
+    ferry_trainer *trainer = NULL;
+    char *text = json_dumps(init_info, JSON_COMPACT);
+    ferry_status status = FERRY_ENOMEM;
+    int code;
+
+    if (text)
+        status = ferry_trainer_init_dict(options.backend, text, client,
+                                         &source->source, &trainer);
+    free(text);
+    if (status != FERRY_OK)
+        return cli_fail("push", status);
+    cli_push_watch(trainer);
+    code = send_rounds(trainer, source);
+    cli_push_watch(NULL);
+    ferry_trainer_shutdown(&trainer);
+    return code;
+}
+
+static ferry_status open_source(const char *path, cli_source *out)
+{
+    ferry_status status;
+
+    FERRY_TRY(cli_source_open(path, options.dtype, out));
+    if (!options.shared)
+        return FERRY_OK;
+    status = cli_source_share(out);
+    if (status != FERRY_OK)
+        cli_source_close(out);
+    return status;
+}
+
+static int run_with(char **args, int count, const json_t *init_info)
+{
+    cli_source source = {.source = {0}};
+    ferry_client client = {0};
+    char bytes[24];
+    ferry_status status;
+    int code = make_client(args + 1, count - 1, &client);
+
+    if (code >= 0)
+        return code;
+    status = open_source(args[0], &source);
+    if (status != FERRY_OK) {
+        code = cli_fail("push", status);
+    } else {
+        if (!options.json)
+            printf("%s: %zu parameters, %s, by %s\n", args[0], source.count,
+                   cli_bytes_text(bytes, sizeof(bytes), source.bytes),
+                   options.backend);
+        fflush(stdout);
+        code = push(&source, init_info, &client);
+        cli_source_close(&source);
+    }
+    ferry_client_close(&client);
+    return code;
+}
+
+static int run(int argc, char **argv)
+{
+    json_t *init_info;
+    int first;
+    int code = cli_options_parse(
+        &cli_push, rows, sizeof(rows) / sizeof(rows[0]), argc, argv, &first);
+
+    if (code >= 0)
+        return code;
+    if (argc - first < 2)
+        return cli_usage("push", "%s is missing",
+                         argc == first ? "SOURCE" : "URL");
+    if (argc - first - 1 > URLS_MAX)
+        return cli_usage("push", "at most %d URLs, got %d", URLS_MAX,
+                         argc - first - 1);
+    init_info = make_init_info();
+    if (!init_info)
+        return CLI_EXIT_USAGE;
+    cli_push_catch_signals();
+    code = run_with(argv + first, argc - first, init_info);
+    json_decref(init_info);
+    return code;
+}
