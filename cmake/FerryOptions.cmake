@@ -55,7 +55,7 @@ if(FERRY_FUZZ)
 endif()
 if(FERRY_UNDEFINED)
     target_link_options(ferry_flags INTERFACE
-        LINKER:--unresolved-symbols=ignore-all)
+        LINKER:--allow-shlib-undefined)
 endif()
 if(FERRY_COVERAGE)
     target_compile_options(ferry_flags INTERFACE --coverage -O0
