@@ -79,6 +79,13 @@ ferry_status ferry_worker_load_source(ferry_worker *w,
     return ferry__worker_leave(w, st);
 }
 
+void ferry_worker_require_sync(ferry_worker *w)
+{
+    pthread_mutex_lock(&w->round.lock);
+    w->targets[0].synced = false;
+    pthread_mutex_unlock(&w->round.lock);
+}
+
 static ferry_status bake_all(ferry__plan *plan, const ferry_param_meta *params,
                              size_t count, size_t *ids)
 {

@@ -186,3 +186,8 @@ size_t ferry__model_bytes(const ferry__model *model)
     return model->storage_bytes +
            (model->run ? ferry__run_bytes(model->run) : 0);
 }
+
+int32_t ferry__model_tp_rank(const ferry__model *model)
+{
+    return model->shard.rank;
+}

@@ -80,8 +80,6 @@ static ferry_status rank_open(rank *r)
         mo.comm = r->comm;
     }
     FERRY_TRY(ferry__model_create(&mo, &r->model));
-    if (wo.backend == NULL)
-        wo.backend = "ipc"; /* never initialised: there are no routes */
     wo.commit = o->commit;
     wo.require_full = o->require_full;
     wo.tp_rank = r->start->tp_rank;

@@ -159,12 +159,14 @@ void ferry__replica_lost(ferry__replica *r, const char *line)
 {
     pthread_mutex_lock(&r->lock);
     if (r->up) {
-        bool changed;
+        bool changed, stopping;
 
         pthread_mutex_lock(&r->server->lock);
         changed = r->server->rounds_finished > 0;
+        stopping = r->server->stopping;
         pthread_mutex_unlock(&r->server->lock);
-        ferry__log(FERRY_LOG_ERROR, "replica %d lost: %s", r->index, line);
+        ferry__log(stopping ? FERRY_LOG_DEBUG : FERRY_LOG_ERROR,
+                   "replica %d lost: %s", r->index, line);
         r->up = false;
         r->serving = false;
         /* What it served came over the wire and is gone with it. */
@@ -289,7 +291,7 @@ void ferry__replica_refresh(ferry__replica *r)
 
         if (serving && !json_is_true(json_object_get(o, "serving"))) {
             const char *why =
-                json_string_value(json_object_get(o, "not_serving"));
+                json_string_value(json_object_get(o, "reason"));
 
             serving = false;
             snprintf(reason, sizeof reason, "replica %d rank %d: %s",

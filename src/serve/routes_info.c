@@ -112,7 +112,7 @@ static void handle_status(ferry__exchange *x)
         "server", "ferry", "ferry_version", ferry_version_text(), "model",
         o->served_name, "architecture", ferry__arch_name(s->config->arch),
         "parallel", "tp", (int)o->tp_size, "dp", (int)o->dp_size,
-        "kernel_format", ferry_dtype_name(o->kernel), "commit",
+        "kernel_format", ferry__kernel_name(o->kernel), "commit",
         o->commit == FERRY_COMMIT_STAGED ? "staged" : "inplace", "backend",
         o->backend, "weight_version", s->version, "running_call", s->running,
         "last_failure", s->last_failure, "rounds_finished",

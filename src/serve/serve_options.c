@@ -127,6 +127,13 @@ static ferry_status read_choice(const char *flag, const char *text,
                       text);
 }
 
+const char *ferry__kernel_name(ferry_dtype kernel)
+{
+    return kernel == FERRY_DTYPE_F32    ? "f32"
+           : kernel == FERRY_DTYPE_BF16 ? "bf16"
+                                        : "q8_0";
+}
+
 static ferry_status read_named(int id, const char *arg,
                                ferry__serve_options *o)
 {

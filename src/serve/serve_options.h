@@ -40,6 +40,8 @@ typedef struct ferry__serve_options {
 ferry_status ferry__serve_options_read(int argc, char **argv,
                                        ferry__serve_options *out);
 void ferry__serve_options_free(ferry__serve_options *options);
+/* "f32", "bf16" or "q8_0", as --kernel-format takes it. */
+const char *ferry__kernel_name(ferry_dtype kernel);
 /* The flags with their defaults, one a line. */
 const char *ferry__serve_usage(void);
 

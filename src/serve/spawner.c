@@ -70,9 +70,9 @@ static void rank_child(nursery *n, const spawn_call *call, int32_t tp_rank,
     if (getppid() != parent)
         _exit(1);
     prctl(PR_SET_NAME, "ferry-rank");
-    /* Ctrl-C goes to the whole group; the API process decides when to end. */
+    /* Signals to the whole group: the API process decides when to end. */
     signal(SIGINT, SIG_IGN);
-    signal(SIGTERM, SIG_DFL);
+    signal(SIGTERM, SIG_IGN);
     close(n->fd);
     _exit(ferry__rank_main(&start));
 }
