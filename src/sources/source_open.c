@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opens a checkpoint by what it is, and closes any source. */
+/* Opens a checkpoint by what it is. */
 #include "base/alloc.h"
 #include "core/module.h"
 #include "sources/mapped_file.h"
@@ -7,18 +7,6 @@
 #include "sources/source_gguf.h"
 
 #include <string.h>
-
-void ferry_source_close(ferry_source *source)
-{
-    const ferry_source_ops *ops = source ? source->ops : NULL;
-    void *self = source ? source->self : NULL;
-
-    if (!ops)
-        return;
-    *source = (ferry_source){0};
-    if (ops->size >= offsetof(ferry_source_ops, holds) && ops->close)
-        ops->close(self);
-}
 
 ferry_status ferry_source_gguf(const char *path, ferry_source *out_source)
 {
