@@ -12,10 +12,9 @@ typedef struct cli_http {
     int64_t timeout_ms;   /* of the whole request */
 } cli_http;
 
-/* GET when `body` is NULL, else POST; the body is borrowed. *out_reply is the
- * caller's. FERRY_ECONN: no connection; FERRY_ETIMEOUT; FERRY_EAUTH;
- * FERRY_EROUTE: 404; FERRY_EPEER: another answer than 200, with the server's
- * own text; FERRY_EINVAL: a malformed URL. */
+/* GET when `body` is NULL, else POST; the body is borrowed, *out_reply is the
+ * caller's. Fails as ferry_client_http and its calls do; FERRY_EINVAL is a
+ * malformed URL or token. */
 ferry_status cli_http_json(const cli_http *http, const char *route,
                            const json_t *body, json_t **out_reply);
 

@@ -23,7 +23,7 @@ static const char *log_level;
 static int help;
 static const cli_option common[] = {
     {"log-level", CLI_TEXT, &log_level, "LEVEL",
-     "error, warn, info or debug; on standard error [warn]", 0, 0},
+     "error, warn, info or debug [warn]", 0, 0},
     {"help", CLI_FLAG, &help, NULL, "this text", 0, 0},
 };
 #define N_COMMON (sizeof(common) / sizeof(common[0]))
@@ -129,6 +129,21 @@ static int take_number(const char *command, const cli_option *option,
     return -1;
 }
 
+/* The floating-point types that weights are pushed as. */
+static int take_dtype(const char *command, const cli_option *option,
+                      const char *text)
+{
+    ferry_dtype dtype = FERRY_DTYPE_NONE;
+
+    if (ferry_dtype_parse(text, &dtype) != FERRY_OK ||
+        (dtype != FERRY_DTYPE_F32 && dtype != FERRY_DTYPE_BF16 &&
+         dtype != FERRY_DTYPE_F16))
+        return cli_usage(command, "--%s takes f32, bf16 or f16, got '%s'",
+                         option->name, text);
+    *(ferry_dtype *)option->value = dtype;
+    return -1;
+}
+
 /* Stores one option's value; -1, or the exit code. */
 static int take(const char *command, const cli_option *option, const char *text)
 {
@@ -144,9 +159,7 @@ static int take(const char *command, const cli_option *option, const char *text)
     case CLI_NUMBER:
         return take_number(command, option, text);
     case CLI_DTYPE:
-        if (ferry_dtype_parse(text, option->value) == FERRY_OK)
-            return -1;
-        return cli_usage(command, "--%s: %s", option->name, ferry_last_error());
+        return take_dtype(command, option, text);
     }
     return -1;
 }

@@ -322,4 +322,5 @@ def test_inspect_plan_refuses_a_cut_that_does_not_fit(
 ) -> None:
     done = ferry("inspect", str(llama), "--plan", "--tp", "3")
     assert done.returncode == 1
-    assert "3" in one_line(done.stderr)
+    line = one_line(done.stderr)
+    assert "4" in line and "3" in line and "EBACKEND" not in line

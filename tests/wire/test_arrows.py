@@ -30,7 +30,7 @@ THIRD_PARTY = {
     "ggml": {"model", "serve", "sources"},
     "gguf.h": {"model", "sources"},
     "microhttpd.h": {"serve"},
-    "curl/": {"clients", "cli"},
+    "curl/": {"clients"},
     "openssl/": {"serve", "model"},
     "pcre2.h": {"model", "serve"},
 }
