@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One send_weights: metadata, start, the engine, finish; and what a failure
+ * leaves behind. Invariant: the first real error is the answer, at once, and
+ * the workers were told that the round is over. */
+#include "core/trainer_state.h"
+
+#include "base/log.h"
+
+#include <string.h>
+
+/* How long the failure path waits: for the other plane's own words, for a
+ * canceled call to come back, for the abort to arrive. Together below the
+ * second that send_weights may take beyond its deadline. */
+#define GRACE_MS       400
+#define CANCEL_WAIT_MS 250
+#define ABORT_WAIT_MS  300
+
+static double ms_since(int64_t from_ns)
+{
+    return (double)(ferry__now_ns() - from_ns) / 1e6;
+}
+
+static void arm_round(ferry_trainer *t, const ferry_send_options *o)
+{
+    const ferry_trainer_init_info *info = t->info;
+
+    atomic_store(&t->canceled, false);
+    pthread_mutex_lock(&t->lock);
+    ferry__bounds_arm(&t->bounds,
+                      info->deadline_ms > 0 ? info->deadline_ms
+                                            : FERRY__DEADLINE_MS,
+                      info->no_progress_ms > 0 ? info->no_progress_ms
+                                               : FERRY__NO_PROGRESS_MS);
+    t->bytes_sent = 0;
+    pthread_mutex_unlock(&t->lock);
+    memset(&t->stats, 0, sizeof(t->stats));
+    t->stats.size = sizeof(t->stats);
+    t->stats.round = ++t->rounds;
+    t->progress = o->progress;
+    t->progress_arg = o->progress_arg;
+    t->passed = t->started = false;
+    memset(&t->pass, 0, sizeof(t->pass));
+}
+
+/* ---- before ---- */
+
+static ferry_status adopt_options(const ferry_send_options *options,
+                                  ferry_send_options *out)
+{
+    memset(out, 0, sizeof(*out));
+    if (options == NULL)
+        return FERRY_OK;
+    if (options->size < sizeof(options->size))
+        return ferry_fail(FERRY_EINVAL, "send options of %zu bytes",
+                          options->size);
+    memcpy(out, options,
+           options->size < sizeof(*out) ? options->size : sizeof(*out));
+    return FERRY_OK;
+}
+
+static ferry_status check_payload(const ferry_trainer *t,
+                                  const ferry_send_options *o)
+{
+    if ((t->ops->flags & FERRY_TRAINER_FULL_RESYNC) &&
+        (o->payload != NULL || o->payload_count != 0))
+        return ferry_fail(FERRY_EINVAL,
+                          "%s weight transfer sends its source and takes no "
+                          "payload, got one of %zu",
+                          t->backend, o->payload_count);
+    if (o->payload == NULL && o->payload_count != 0)
+        return ferry_fail(FERRY_EINVAL, "payload of %zu is NULL",
+                          o->payload_count);
+    return FERRY_OK;
+}
+
+/* A call of an earlier round that could not be canceled must end first: the
+ * client takes one at a time. */
+static ferry_status await_call(ferry_trainer *t, ferry__control_call *c)
+{
+    while (!ferry__control_call_wait(c, 100))
+        FERRY_TRY(ferry__trainer_check_bounds(
+            t, "waiting for a call of an earlier round"));
+    ferry__control_call_poll(c);
+    return FERRY_OK;
+}
+
+/* Anew each round, on every rank (B1). */
+static ferry_status read_metadata(ferry_trainer *t)
+{
+    const ferry_param_meta *params;
+    size_t count;
+
+    ferry__manifest_clear(&t->declared);
+    if (t->source.ops == NULL)
+        return FERRY_OK;
+    FERRY_TRY(t->source.ops->metadata(t->source.self, &params, &count));
+    FERRY_TRY(ferry__manifest_copy(&t->declared, params, count));
+    t->stats.n_params = t->declared.count;
+    t->stats.bytes_declared = t->declared.total_bytes;
+    return FERRY_OK;
+}
+
+/* ---- the round ---- */
+
+/* After a refusal the peers have no round of ours; after anything else they
+ * may have one. */
+static ferry_status start(ferry_trainer *t, bool draft)
+{
+    int64_t from_ns = ferry__now_ns();
+    ferry_status st = ferry__trainer_call(
+        t, draft ? FERRY__CALL_START_DRAFT : FERRY__CALL_START, NULL);
+
+    t->started = st != FERRY_EORDER && st != FERRY_ENOTSUP;
+    t->stats.start_ms = ms_since(from_ns);
+    return st;
+}
+
+/* An engine that answers success has driven the pass to its end (B4) and
+ * taken the result of its last call. */
+static ferry_status check_sent(ferry_trainer *t)
+{
+    if (ferry__control_call_in_flight(t->call))
+        FERRY_TRY(ferry__trainer_join(t));
+    if ((t->ops->flags & FERRY_TRAINER_FULL_RESYNC) &&
+        !(t->passed && t->pass.done))
+        return ferry_fail(FERRY_ECOVERAGE,
+                          "engine %s ended its round after %zu of %zu "
+                          "parameters",
+                          t->backend, t->pass.index, t->declared.count);
+    return FERRY_OK;
+}
+
+static ferry_status finish(ferry_trainer *t, const char *version)
+{
+    int64_t from_ns = ferry__now_ns();
+    ferry_status st = ferry__trainer_call(t, FERRY__CALL_FINISH, version);
+
+    t->stats.finish_ms = ms_since(from_ns);
+    return st;
+}
+
+static ferry_status run_round(ferry_trainer *t, const ferry_send_options *o)
+{
+    FERRY_TRY(await_call(t, t->call));
+    FERRY_TRY(await_call(t, t->ending));
+    FERRY_TRY(read_metadata(t));
+    if (t->is_sender)
+        FERRY_TRY(start(t, o->draft != 0));
+    FERRY_TRY(t->ops->send(t->self, o->payload, o->payload_count));
+    FERRY_TRY(check_sent(t));
+    if (t->is_sender)
+        FERRY_TRY(finish(t, o->weight_version));
+    return FERRY_OK;
+}
+
+/* ---- failure ---- */
+
+static bool is_peer_failure(ferry_status st)
+{
+    return st <= FERRY_EPEER && st >= FERRY_EROUTE && st != FERRY_ECANCELED;
+}
+
+/* When the data plane only saw its peer go away, the control plane knows why:
+ * the server's own text is on its way (O-09). A cause found on this side
+ * stands as it is. */
+static ferry_status real_error(ferry_trainer *t, ferry_status st, char *line)
+{
+    ferry_status other;
+
+    if (!is_peer_failure(st) || !ferry__control_call_in_flight(t->call))
+        return st;
+    if (st != FERRY_ETIMEOUT && st != FERRY_ENOPROGRESS)
+        ferry__control_call_wait(t->call, GRACE_MS);
+    other = ferry__control_call_peek(t->call);
+    if (other >= 0 || other == FERRY_EBUSY)
+        return st;
+    line[0] = '\0';
+    strncat(line, ferry_last_error(), FERRY__LINE_MAX - 1);
+    return other;
+}
+
+static void end_calls(ferry_trainer *t)
+{
+    if (ferry__control_call_running(t->call)) {
+        ferry__control_call_cancel(t->call);
+        ferry__control_call_wait(t->call, CANCEL_WAIT_MS);
+    }
+    ferry__control_call_poll(t->call);
+    if (!t->started)
+        return;
+    if (ferry__control_call_begin(t->ending, FERRY__CALL_ABORT, NULL) < 0 ||
+        !ferry__control_call_wait(t->ending, ABORT_WAIT_MS))
+        return;
+    if (ferry__control_call_poll(t->ending) < 0)
+        ferry__log(FERRY_LOG_INFO, "the round was not aborted: %s",
+                   ferry_last_error());
+}
+
+static ferry_status fail_round(ferry_trainer *t, ferry_status st, char *line)
+{
+    line[0] = '\0';
+    strncat(line, ferry_last_error(), FERRY__LINE_MAX - 1);
+    ferry__pass_end(&t->pass);
+    if (!t->is_sender)
+        return st;
+    st = real_error(t, st, line);
+    end_calls(t);
+    return st;
+}
+
+static void fill_stats(ferry_trainer *t, ferry_round_stats *out)
+{
+    size_t size;
+
+    pthread_mutex_lock(&t->lock);
+    t->stats.bytes_sent = t->bytes_sent;
+    pthread_mutex_unlock(&t->lock);
+    t->stats.gather_ms += t->pass.gather_ms;
+    if (out == NULL || out->size < sizeof(out->size))
+        return;
+    size = out->size < sizeof(t->stats) ? out->size : sizeof(t->stats);
+    memcpy((char *)out + sizeof(out->size),
+           (const char *)&t->stats + sizeof(out->size),
+           size - sizeof(out->size));
+}
+
+ferry_status ferry_trainer_send_weights(ferry_trainer *t,
+                                        const ferry_send_options *options)
+{
+    int64_t from_ns = ferry__now_ns();
+    char line[FERRY__LINE_MAX];
+    ferry_send_options o;
+    ferry_status st;
+
+    FERRY_TRY(adopt_options(options, &o));
+    FERRY_TRY(check_payload(t, &o));
+    if ((t->ops->flags & FERRY_TRAINER_DELTA) && o.payload_count == 0)
+        return FERRY_OK; /* an empty list is a no-op (D6) */
+    arm_round(t, &o);
+    st = run_round(t, &o);
+    if (st < 0)
+        st = fail_round(t, st, line);
+    ferry__pass_end(&t->pass);
+    if (t->ops->round_end != NULL)
+        t->ops->round_end(t->self, st);
+    t->stats.total_ms = ms_since(from_ns);
+    fill_stats(t, o.stats);
+    return st < 0 ? ferry__fail_line(st, line) : FERRY_OK;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the trainer share.
+ * Invariant: fields below `guarded` are read and written under the lock, as
+ * an engine may report progress from a thread of its own; the rest belongs to
+ * the thread that drives the round. */
+#ifndef FERRY_CORE_TRAINER_STATE_H
+#define FERRY_CORE_TRAINER_STATE_H
+
+#include "core/control_call.h"
+#include "core/manifest.h"
+#include "core/pass.h"
+#include "core/round.h"
+#include <ferry/backend.h>
+#include <stdatomic.h>
+
+struct ferry_trainer {
+    const ferry_trainer_engine_ops *ops;
+    void *self;
+    const char *backend;
+    ferry_trainer_init_info *info; /* typed, owned */
+    bool is_sender;
+    ferry_source_ops source_ops;
+    ferry_source source;         /* ops NULL: none */
+    ferry__control_call *call;   /* the four calls */
+    ferry__control_call *ending; /* abort, beside one that is stuck */
+    ferry__manifest declared;    /* metadata of this round */
+    ferry__pass pass;
+    bool passed;  /* a pass was begun in this round */
+    bool started; /* the peers may have an open round */
+    uint64_t rounds;
+    ferry_round_stats stats;
+    ferry_progress_fn progress;
+    void *progress_arg;
+    _Atomic bool canceled;
+    pthread_mutex_t lock;
+    /* guarded */
+    ferry__bounds bounds;
+    uint64_t bytes_sent;
+};
+
+const ferry_trainer_host *ferry__trainer_host(void);
+
+/* Runs one control call and waits for it within the bounds. */
+ferry_status ferry__trainer_call(ferry_trainer *t, ferry__call_kind kind,
+                                 const char *text);
+/* Waits for the call in flight within the bounds and takes its result. */
+ferry_status ferry__trainer_join(ferry_trainer *t);
+/* Canceled, or a bound passed. */
+ferry_status ferry__trainer_check_bounds(ferry_trainer *t, const char *what);
+void ferry__trainer_touch(ferry_trainer *t);
+
+#endif
