@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -77,6 +78,12 @@ void cli_push_print_json(const cli_push_options *options, int64_t round,
 
 static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
 static ferry_trainer *watched;
+static atomic_bool interrupted;
+
+bool cli_push_interrupted(void)
+{
+    return atomic_load(&interrupted);
+}
 
 void cli_push_watch(ferry_trainer *trainer)
 {
@@ -100,6 +107,7 @@ static void *wait_for_signals(void *arg)
             _exit(128 + number);
         fprintf(stderr, "\nferry push: ending the round; once more to leave "
                         "at once\n");
+        atomic_store(&interrupted, true);
         ferry_trainer_cancel(watched);
         watched = NULL;
         pthread_mutex_unlock(&watch_lock);

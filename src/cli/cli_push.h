@@ -23,5 +23,7 @@ void cli_push_print_json(const cli_push_options *options, int64_t round,
  * time, they end the program. Call it before any other thread is started. */
 void cli_push_catch_signals(void);
 void cli_push_watch(ferry_trainer *trainer); /* NULL: none */
+/* Whether a signal came: the round may have been over just then. */
+bool cli_push_interrupted(void);
 
 #endif

@@ -125,6 +125,13 @@ static int send_rounds(ferry_trainer *trainer, const cli_source *source)
         ferry_status status;
         char label[32];
 
+        if (cli_push_interrupted()) {
+            ferry_fail(FERRY_ECANCELED,
+                       "interrupted before round %lld of "
+                       "%lld",
+                       (long long)round, (long long)options.rounds);
+            return cli_fail("push", FERRY_ECANCELED);
+        }
         snprintf(label, sizeof(label), "round %lld", (long long)round);
         cli_progress_begin(&progress, label, options.json);
         send.weight_version = options.version;
