@@ -85,7 +85,8 @@ ferry_status cli_rank_create(const cli_worker_api *api,
         .n_threads = 1,
         .storage_only = true,
     };
-    ferry_worker_options options = FERRY_WORKER_OPTIONS_INIT("ipc");
+    /* No backend: nothing is received, weights come from a source. */
+    ferry_worker_options options = FERRY_WORKER_OPTIONS_INIT(NULL);
     cli_rank rank = {0};
     ferry_status status;
 
