@@ -63,9 +63,10 @@ static ferry_status check_text(const char *url)
         return refuse(url, "must have no query and no fragment");
     if (memchr(host, '@', strcspn(host, "/")))
         return refuse(url, "must have no user name; give a token instead");
+    FERRY_TRY(check_brackets(url, host));
     if (host[0] == '\0' || host[0] == '/' || host[0] == ':')
         return refuse(url, "has no host");
-    return check_brackets(url, host);
+    return FERRY_OK;
 }
 
 /* Copies one part out of curl's handle into memory of ours. */
