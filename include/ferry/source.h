@@ -91,8 +91,10 @@ ferry_status ferry_source_module(const char *const *names,
 
 /* A safetensors file, a `*.safetensors.index.json`, or a folder that holds
  * either. Memory-mapped and read-only; names in file order, files in name
- * order. Stable. FERRY_EIO names the file; FERRY_EINVAL names the file and
- * what is malformed in it. */
+ * order. Stable, unless the data of a file is not aligned for its dtypes. A
+ * name that the index does not put where it lies is left out, with a warning
+ * in the log. FERRY_EIO names the file; FERRY_EINVAL names the file and what
+ * is malformed in it. */
 ferry_status ferry_source_safetensors(const char *path,
                                       ferry_source *out_source);
 
@@ -105,7 +107,11 @@ ferry_status ferry_source_gguf(const char *path, ferry_source *out_source);
 ferry_status ferry_source_open(const char *path, ferry_source *out_source);
 
 /* ---- adapters: each wraps `inner` and owns it on success (inner is then
- * cleared); on failure inner stays the caller's. They compose. ---- */
+ * cleared; out_source may be the same variable); on failure inner stays the
+ * caller's. They compose. Each reads the inner metadata once when it is made,
+ * so where that is a collective all ranks make their adapters together. Fuse
+ * and dequantise read bytes within next and wait for an item's event there,
+ * at most a minute. ---- */
 
 /* Renames: in each name the first matching pair's `from` is replaced by its
  * `to`. A pattern is a plain prefix ("model.language_model.") or, with one
@@ -122,8 +128,9 @@ ferry_status ferry_source_rename(ferry_source *inner,
 ferry_status ferry_source_cast(ferry_source *inner, ferry_dtype to,
                                const char *only, ferry_source *out_source);
 
-/* Keeps the names that match a pattern (keep != 0) or drops them (keep ==
- * 0). FERRY_EUNKNOWN when a pattern matches nothing. */
+/* Keeps the names that match a pattern (as in rename: a prefix, or a whole
+ * name with one '*'; keep != 0) or drops them (keep == 0). FERRY_EUNKNOWN
+ * when a pattern matches nothing. */
 ferry_status ferry_source_filter(ferry_source *inner,
                                  const char *const *patterns, size_t count,
                                  int keep, ferry_source *out_source);

@@ -9,9 +9,8 @@
 
 #include <string.h>
 
-#define HAS_FIELD(ops, field)                                                 \
-    ((ops)->size >=                                                           \
-     offsetof(ferry_source_ops, field) + sizeof((ops)->field))
+#define HAS_FIELD(ops, field)                                                  \
+    ((ops)->size >= offsetof(ferry_source_ops, field) + sizeof((ops)->field))
 
 bool ferry__source_is_stable(const ferry_source *source)
 {
@@ -30,8 +29,7 @@ static ferry_status (*source_groups(const ferry_source *source))(
     return HAS_FIELD(source->ops, groups) ? source->ops->groups : NULL;
 }
 
-ferry_status ferry__source_check(const char *what,
-                                 const ferry_source *source)
+ferry_status ferry__source_check(const char *what, const ferry_source *source)
 {
     const ferry_source_ops *ops = source ? source->ops : NULL;
     const char *missing;
@@ -41,16 +39,16 @@ ferry_status ferry__source_check(const char *what,
     if (!HAS_FIELD(ops, end))
         return ferry_fail(FERRY_EINVAL,
                           "%s: the inner source's table has %zu bytes, want "
-                          "at least %zu", what, ops->size,
-                          offsetof(ferry_source_ops, close));
+                          "at least %zu",
+                          what, ops->size, offsetof(ferry_source_ops, close));
     missing = !ops->metadata ? "metadata"
               : !ops->begin  ? "begin"
               : !ops->next   ? "next"
               : !ops->end    ? "end"
                              : NULL;
     if (missing)
-        return ferry_fail(FERRY_EINVAL, "%s: the inner source has no %s",
-                          what, missing);
+        return ferry_fail(FERRY_EINVAL, "%s: the inner source has no %s", what,
+                          missing);
     return FERRY_OK;
 }
 
@@ -77,8 +75,8 @@ void ferry__scratch_free(ferry__scratch *s)
 ferry_status ferry__meta_tensor(const ferry_param_meta *meta, void *data,
                                 ferry_tensor *out)
 {
-    FERRY_TRY(ferry_tensor_init(out, data, meta->dtype, meta->ndim,
-                                meta->shape));
+    FERRY_TRY(
+        ferry_tensor_init(out, data, meta->dtype, meta->ndim, meta->shape));
     out->name = meta->name;
     return FERRY_OK;
 }
@@ -91,9 +89,10 @@ ferry_status ferry__item_wait(const ferry_item *item)
         return FERRY_OK;
     st = item->wait(item->wait_arg, FERRY__SOURCE_WAIT_MS);
     if (st == FERRY_ETIMEOUT)
-        return ferry_fail(st, "parameter %s: its producer's event did not "
-                          "come within %d ms", item->name,
-                          FERRY__SOURCE_WAIT_MS);
+        return ferry_fail(st,
+                          "parameter %s: its producer's event did not "
+                          "come within %d ms",
+                          item->name, FERRY__SOURCE_WAIT_MS);
     return st;
 }
 
@@ -101,10 +100,10 @@ ferry_status ferry__item_wait(const ferry_item *item)
 
 static bool same_meta(const ferry_param_meta *a, const ferry_param_meta *b)
 {
-    return b->name && strcmp(a->name, b->name) == 0 &&
-           a->dtype == b->dtype && a->ndim == b->ndim &&
-           memcmp(a->shape, b->shape,
-                  (size_t)a->ndim * sizeof(a->shape[0])) == 0;
+    return b->name && strcmp(a->name, b->name) == 0 && a->dtype == b->dtype &&
+           a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof(a->shape[0])) ==
+               0;
 }
 
 static bool unchanged(const ferry__manifest *seen,
@@ -138,8 +137,10 @@ static ferry_status refresh(ferry__adapter *a)
     if (a->planned && unchanged(&a->seen, params, count))
         return FERRY_OK;
     if (a->open)
-        return ferry_fail(FERRY_EORDER, "%s source: the metadata changed "
-                          "during a pass", a->ops.kind);
+        return ferry_fail(FERRY_EORDER,
+                          "%s source: the metadata changed "
+                          "during a pass",
+                          a->ops.kind);
     forget_plan(a);
     st = ferry__manifest_copy(&a->seen, params, count);
     if (st == FERRY_OK)
@@ -197,8 +198,10 @@ static ferry_status adapter_begin(void *self)
     ferry__adapter *a = self;
 
     if (a->open)
-        return ferry_fail(FERRY_EORDER, "%s source: begin during a pass, "
-                          "end must come first", a->ops.kind);
+        return ferry_fail(FERRY_EORDER,
+                          "%s source: begin during a pass, "
+                          "end must come first",
+                          a->ops.kind);
     /* Metadata that was read already is not read again: the caller's
      * borrowed list must stay valid through the pass. */
     if (!a->planned)
@@ -215,13 +218,16 @@ static ferry_status check_item(ferry__adapter *a, const ferry_item *item)
     const char *got = item->name ? item->name : "no name";
 
     if (a->position >= a->seen.count)
-        return ferry_fail(FERRY_EMISMATCH, "parameter %s: came after all %zu "
-                          "declared ones", got, a->seen.count);
+        return ferry_fail(FERRY_EMISMATCH,
+                          "parameter %s: came after all %zu "
+                          "declared ones",
+                          got, a->seen.count);
     meta = &a->seen.params[a->position];
     if (strcmp(got, meta->name) != 0)
-        return ferry_fail(FERRY_EMISMATCH, "parameter %s: declared at "
-                          "position %zu, got %s", meta->name, a->position,
-                          got);
+        return ferry_fail(FERRY_EMISMATCH,
+                          "parameter %s: declared at "
+                          "position %zu, got %s",
+                          meta->name, a->position, got);
     if (!item->tensor.data)
         return FERRY_OK;
     return ferry__meta_check(meta, a->position, item->name, &item->tensor);
@@ -235,12 +241,15 @@ ferry_status ferry__adapter_pull(ferry__adapter *a, ferry_item *out_item,
     ferry_status st;
 
     if (!a->open)
-        return ferry_fail(FERRY_EORDER, "%s source: next outside a pass, "
-                          "begin must come first", a->ops.kind);
+        return ferry_fail(FERRY_EORDER,
+                          "%s source: next outside a pass, "
+                          "begin must come first",
+                          a->ops.kind);
     st = a->inner.ops->next(a->inner.self, &item);
     FERRY_TRY(st);
     if (st == FERRY_DONE && a->position < a->seen.count)
-        return ferry_fail(FERRY_EMISMATCH, "parameter %s: declared at "
+        return ferry_fail(FERRY_EMISMATCH,
+                          "parameter %s: declared at "
                           "position %zu, but the pass ended before it",
                           a->seen.params[a->position].name, a->position);
     if (st == FERRY_DONE)
@@ -290,11 +299,9 @@ static void adapter_close(void *self)
     ferry_source_close(&inner);
 }
 
-ferry_status ferry__adapter_create(size_t size_bytes, const char *kind,
-                                   const ferry_source *inner,
-                                   ferry_status (*next)(void *self,
-                                                        ferry_item *out),
-                                   void *out_adapter)
+ferry_status ferry__adapter_create(
+    size_t size_bytes, const char *kind, const ferry_source *inner,
+    ferry_status (*next)(void *self, ferry_item *out), void *out_adapter)
 {
     ferry__adapter *a;
 

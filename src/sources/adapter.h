@@ -36,11 +36,9 @@ struct ferry__adapter {
 
 /* Allocates `size_bytes` (an adapter as first member), takes `inner` in and
  * fills the table: all but next is the helper's. FERRY_EINVAL: no source. */
-ferry_status ferry__adapter_create(size_t size_bytes, const char *kind,
-                                   const ferry_source *inner,
-                                   ferry_status (*next)(void *self,
-                                                        ferry_item *out),
-                                   void *out_adapter);
+ferry_status ferry__adapter_create(
+    size_t size_bytes, const char *kind, const ferry_source *inner,
+    ferry_status (*next)(void *self, ferry_item *out), void *out_adapter);
 /* Plans once, so that a wrong argument is an error of the constructor, then
  * hands the adapter over and clears *inner. On failure the adapter is gone
  * and the inner source stays the caller's. */
@@ -77,7 +75,6 @@ bool ferry__source_is_stable(const ferry_source *source);
 bool (*ferry__source_holds(const ferry_source *source))(void *self,
                                                         const char *name);
 /* FERRY_EINVAL when the table lacks a method that is not optional. */
-ferry_status ferry__source_check(const char *what,
-                                 const ferry_source *source);
+ferry_status ferry__source_check(const char *what, const ferry_source *source);
 
 #endif

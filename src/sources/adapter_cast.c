@@ -11,7 +11,7 @@
 typedef struct cast_source {
     ferry__adapter base;
     ferry_dtype to;
-    char *only; /* NULL: all */
+    char *only;  /* NULL: all */
     bool *casts; /* by index */
     ferry__scratch scratch;
     ferry_item pending;  /* the inner item that a wait will convert */
@@ -123,8 +123,10 @@ static ferry_status check_args(ferry_dtype to, const char *only)
     bool star;
 
     if (!ferry__dtype_is_float(to) || ferry_dtype_block(to) != 1)
-        return ferry_fail(FERRY_EINVAL, "cast: dtype is %s, want a "
-                          "floating-point one", ferry_dtype_name(to));
+        return ferry_fail(FERRY_EINVAL,
+                          "cast: dtype is %s, want a "
+                          "floating-point one",
+                          ferry_dtype_name(to));
     if (only)
         FERRY_TRY(ferry__pattern_check("cast only", only, &star));
     return FERRY_OK;
@@ -136,8 +138,7 @@ ferry_status ferry_source_cast(ferry_source *inner, ferry_dtype to,
     cast_source *c;
 
     FERRY_TRY(check_args(to, only));
-    FERRY_TRY(ferry__adapter_create(sizeof(*c), "cast", inner, cast_next,
-                                    &c));
+    FERRY_TRY(ferry__adapter_create(sizeof(*c), "cast", inner, cast_next, &c));
     c->base.plan = cast_plan;
     c->base.unplan = cast_unplan;
     c->base.reset = cast_reset;

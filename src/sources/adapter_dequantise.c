@@ -25,8 +25,8 @@ typedef struct dequantise_source {
     ferry_dtype to;
     pair *pairs;
     size_t n_pairs, pairs_capacity;
-    size_t *pair_of; /* by inner index */
-    size_t *origin;  /* by shown index: inner index of the later one */
+    size_t *pair_of;       /* by inner index */
+    size_t *origin;        /* by shown index: inner index of the later one */
     ferry__scratch result; /* what the caller reads */
     ferry__scratch scales; /* f32 */
     ferry__scratch row;    /* f32, one slice of the weight */
@@ -73,22 +73,23 @@ static ferry_status check_pair(const ferry_param_meta *weight,
 
     for (int i = 0; i < 2; i++) {
         if (!ferry__dtype_is_float(both[i]->dtype))
-            return ferry_fail(FERRY_ENOTSUP, "parameter %s: dequantising "
-                              "needs floating point, got %s", both[i]->name,
-                              ferry_dtype_name(both[i]->dtype));
+            return ferry_fail(FERRY_ENOTSUP,
+                              "parameter %s: dequantising "
+                              "needs floating point, got %s",
+                              both[i]->name, ferry_dtype_name(both[i]->dtype));
     }
     if (ferry__meta_numel(scale) == 1 || block_scaled(weight, scale))
         return FERRY_OK;
     return ferry_fail(
-        FERRY_EMISMATCH, "parameter %s: scales of shape %s do not divide "
-        "the shape %s of %s into equal blocks", scale->name,
-        ferry__shape_text(s, sizeof(s), scale->ndim, scale->shape),
+        FERRY_EMISMATCH,
+        "parameter %s: scales of shape %s do not divide "
+        "the shape %s of %s into equal blocks",
+        scale->name, ferry__shape_text(s, sizeof(s), scale->ndim, scale->shape),
         ferry__shape_text(w, sizeof(w), weight->ndim, weight->shape),
         weight->name);
 }
 
-static ferry_status pair_up(dequantise_source *d, size_t weight,
-                            size_t scale)
+static ferry_status pair_up(dequantise_source *d, size_t weight, size_t scale)
 {
     const ferry_param_meta *params = d->base.seen.params;
 
@@ -210,8 +211,7 @@ static void scale_row(float *row, int64_t n, const float *scales,
     }
 }
 
-static ferry_status load_scales(dequantise_source *d,
-                                const ferry_tensor *scale)
+static ferry_status load_scales(dequantise_source *d, const ferry_tensor *scale)
 {
     ferry_param_meta meta = {.dtype = FERRY_DTYPE_F32, .ndim = scale->ndim};
     ferry_tensor f32;
@@ -251,16 +251,16 @@ static ferry_status multiply(dequantise_source *d, const ferry_tensor *weight,
                                     slice.ndim, slice.shape));
         FERRY_TRY(ferry_tensor_copy(&row, &slice));
         scale_row(d->row.data, n, scales + block_row * n_cols, n_cols);
-        ferry__convert(out + (size_t)(i * n) * elem_bytes, d->to,
-                       d->row.data, FERRY_DTYPE_F32, n);
+        ferry__convert(out + (size_t)(i * n) * elem_bytes, d->to, d->row.data,
+                       FERRY_DTYPE_F32, n);
     }
     return FERRY_OK;
 }
 
 /* ---- the pass ---- */
 
-static ferry_status hold(dequantise_source *d, pair *p,
-                         const ferry_item *item, size_t index)
+static ferry_status hold(dequantise_source *d, pair *p, const ferry_item *item,
+                         size_t index)
 {
     const ferry_param_meta *meta = &d->base.seen.params[index];
 
@@ -292,11 +292,9 @@ static ferry_status complete(dequantise_source *d, pair *p,
     } else {
         FERRY_TRY(ferry__item_wait(weight));
         FERRY_TRY(ferry__item_wait(scale));
-        FERRY_TRY(ferry__scratch_need(&d->result,
-                                      ferry__meta_bytes(&meta)));
+        FERRY_TRY(ferry__scratch_need(&d->result, ferry__meta_bytes(&meta)));
         FERRY_TRY(ferry__meta_tensor(&meta, d->result.data, &item.tensor));
-        FERRY_TRY(multiply(d, &weight->tensor, &scale->tensor,
-                           &item.tensor));
+        FERRY_TRY(multiply(d, &weight->tensor, &scale->tensor, &item.tensor));
     }
     ferry__free(p->copy);
     p->copy = NULL;
@@ -328,17 +326,18 @@ static ferry_status dequantise_next(void *self, ferry_item *out_item)
 }
 
 ferry_status ferry_source_dequantise(ferry_source *inner, const char *suffix,
-                                     ferry_dtype to,
-                                     ferry_source *out_source)
+                                     ferry_dtype to, ferry_source *out_source)
 {
     dequantise_source *d;
 
     if (!suffix || !*suffix)
         return ferry_fail(FERRY_EINVAL, "dequantise: the suffix is empty, "
-                          "want for example \"_scale_inv\"");
+                                        "want for example \"_scale_inv\"");
     if (!ferry__dtype_is_float(to) || ferry_dtype_block(to) != 1)
-        return ferry_fail(FERRY_EINVAL, "dequantise: dtype is %s, want a "
-                          "floating-point one", ferry_dtype_name(to));
+        return ferry_fail(FERRY_EINVAL,
+                          "dequantise: dtype is %s, want a "
+                          "floating-point one",
+                          ferry_dtype_name(to));
     FERRY_TRY(ferry__adapter_create(sizeof(*d), "dequantise", inner,
                                     dequantise_next, &d));
     d->base.plan = dequantise_plan;

@@ -34,9 +34,10 @@ static ferry_status check_used(const filter_source *f, const bool *used)
 {
     for (size_t i = 0; i < f->count; i++) {
         if (!used[i])
-            return ferry_fail(FERRY_EUNKNOWN, "pattern %s matches none of "
-                              "the %zu parameters", f->patterns[i],
-                              f->base.seen.count);
+            return ferry_fail(FERRY_EUNKNOWN,
+                              "pattern %s matches none of "
+                              "the %zu parameters",
+                              f->patterns[i], f->base.seen.count);
     }
     return FERRY_OK;
 }
@@ -122,8 +123,8 @@ ferry_status ferry_source_filter(ferry_source *inner,
                           count);
     for (size_t i = 0; i < count; i++)
         FERRY_TRY(ferry__pattern_check("filter", patterns[i], &star));
-    FERRY_TRY(ferry__adapter_create(sizeof(*f), "filter", inner, filter_next,
-                                    &f));
+    FERRY_TRY(
+        ferry__adapter_create(sizeof(*f), "filter", inner, filter_next, &f));
     f->base.plan = filter_plan;
     f->base.unplan = filter_unplan;
     f->base.destroy = filter_destroy;

@@ -34,8 +34,8 @@ typedef struct fuse_source {
     fused *all;
     size_t n_all, all_capacity;
     ferry__table by_name;
-    part_role *roles; /* by inner index */
-    size_t *origin;   /* by shown index: inner index (of the last part) */
+    part_role *roles;     /* by inner index */
+    size_t *origin;       /* by shown index: inner index (of the last part) */
     ferry__scratch given; /* the fused tensor that the caller reads */
 } fuse_source;
 
@@ -45,8 +45,8 @@ static ferry_status new_fused(fuse_source *f, char *name, size_t *out_index)
 {
     fused *g;
 
-    FERRY_TRY(ferry__grow(&f->all, &f->all_capacity, f->n_all,
-                          sizeof(*f->all)));
+    FERRY_TRY(
+        ferry__grow(&f->all, &f->all_capacity, f->n_all, sizeof(*f->all)));
     g = &f->all[f->n_all];
     *g = (fused){0};
     g->parts = ferry__alloc_array(f->count, sizeof(*g->parts));
@@ -102,9 +102,10 @@ static ferry_status find_parts(fuse_source *f)
             FERRY_TRY(join(f, i, part, &star));
     }
     if (f->n_all == 0)
-        return ferry_fail(FERRY_EUNKNOWN, "parameter %s: none of its parts "
-                          "is among the %zu parameters", f->name,
-                          f->base.seen.count);
+        return ferry_fail(FERRY_EUNKNOWN,
+                          "parameter %s: none of its parts "
+                          "is among the %zu parameters",
+                          f->name, f->base.seen.count);
     return FERRY_OK;
 }
 
@@ -115,17 +116,19 @@ static ferry_status check_part(const fused *g, const ferry_param_meta *first,
     bool same = part->ndim == first->ndim;
 
     if (part->dtype != first->dtype)
-        return ferry_fail(FERRY_EMISMATCH, "parameter %s: part %s is %s, "
-                          "part %s is %s", g->meta.name, first->name,
+        return ferry_fail(FERRY_EMISMATCH,
+                          "parameter %s: part %s is %s, "
+                          "part %s is %s",
+                          g->meta.name, first->name,
                           ferry_dtype_name(first->dtype), part->name,
                           ferry_dtype_name(part->dtype));
     for (int32_t d = 0; same && d < first->ndim; d++)
         same = d == g->dim || part->shape[d] == first->shape[d];
     if (!same)
-        return ferry_fail(FERRY_EMISMATCH, "parameter %s: parts %s and %s "
-                          "have shapes that differ outside dimension %"
-                          PRId32, g->meta.name, first->name, part->name,
-                          g->dim);
+        return ferry_fail(FERRY_EMISMATCH,
+                          "parameter %s: parts %s and %s "
+                          "have shapes that differ outside dimension %" PRId32,
+                          g->meta.name, first->name, part->name, g->dim);
     return FERRY_OK;
 }
 
@@ -137,13 +140,16 @@ static ferry_status measure(fuse_source *f, fused *g)
 
     for (size_t p = 0; p < f->count; p++) {
         if (g->parts[p] == FERRY__NO_INDEX)
-            return ferry_fail(FERRY_EUNKNOWN, "parameter %s: its part %s is "
-                              "missing", name, f->part_names[p]);
+            return ferry_fail(FERRY_EUNKNOWN,
+                              "parameter %s: its part %s is "
+                              "missing",
+                              name, f->part_names[p]);
     }
     first = &params[g->parts[0]];
     g->dim = f->dim < 0 ? f->dim + first->ndim : f->dim;
     if (g->dim < 0 || g->dim >= first->ndim)
-        return ferry_fail(FERRY_EINVAL, "parameter %s: fused along dimension "
+        return ferry_fail(FERRY_EINVAL,
+                          "parameter %s: fused along dimension "
                           "%" PRId32 ", part %s has %" PRId32 " dimensions",
                           name, f->dim, first->name, first->ndim);
     for (size_t p = 0; p < f->count; p++) {
@@ -152,8 +158,10 @@ static ferry_status measure(fuse_source *f, fused *g)
         FERRY_TRY(check_part(g, first, part));
         f->roles[g->parts[p]].start = total;
         if (part->shape[g->dim] > INT64_MAX - total)
-            return ferry_fail(FERRY_EOVERFLOW, "parameter %s: the parts' "
-                              "extents do not fit", name);
+            return ferry_fail(FERRY_EOVERFLOW,
+                              "parameter %s: the parts' "
+                              "extents do not fit",
+                              name);
         total += part->shape[g->dim];
     }
     g->meta = *first;
@@ -181,8 +189,7 @@ static ferry_status fuse_plan(ferry__adapter *a)
             continue;
         f->origin[a->shown.count] = i;
         FERRY_TRY(ferry__manifest_add(
-            &a->shown, index == FERRY__NO_INDEX ? meta
-                                                : &f->all[index].meta));
+            &a->shown, index == FERRY__NO_INDEX ? meta : &f->all[index].meta));
     }
     return FERRY_OK;
 }
@@ -269,15 +276,13 @@ static ferry_status add_part(fuse_source *f, fused *g, size_t inner_index,
     length = f->base.seen.params[inner_index].shape[g->dim];
     FERRY_TRY(ferry__meta_tensor(&g->meta, g->memory.data, &fused_tensor));
     FERRY_TRY(ferry_tensor_narrow(&fused_tensor, g->dim,
-                                  f->roles[inner_index].start, length,
-                                  &slot));
+                                  f->roles[inner_index].start, length, &slot));
     FERRY_TRY(ferry__item_wait(item));
     return ferry_tensor_copy(&slot, &item->tensor);
 }
 
 /* A rank that lacks any part lacks the whole. */
-static ferry_status give_fused(fuse_source *f, fused *g,
-                               ferry_item *out_item)
+static ferry_status give_fused(fuse_source *f, fused *g, ferry_item *out_item)
 {
     ferry_item item = {.name = g->meta.name};
 
@@ -326,8 +331,10 @@ static ferry_status check_args(const char *name, const char *const *parts,
     for (size_t i = 0; i < count; i++) {
         FERRY_TRY(ferry__pattern_check("fuse part", parts[i], &part_star));
         if (part_star != star)
-            return ferry_fail(FERRY_EINVAL, "fuse: \"%s\" and \"%s\" must "
-                              "both have a '*' or neither", name, parts[i]);
+            return ferry_fail(FERRY_EINVAL,
+                              "fuse: \"%s\" and \"%s\" must "
+                              "both have a '*' or neither",
+                              name, parts[i]);
     }
     return FERRY_OK;
 }
@@ -339,8 +346,7 @@ ferry_status ferry_source_fuse(ferry_source *inner, const char *name,
     fuse_source *f;
 
     FERRY_TRY(check_args(name, part_names, count));
-    FERRY_TRY(ferry__adapter_create(sizeof(*f), "fuse", inner, fuse_next,
-                                    &f));
+    FERRY_TRY(ferry__adapter_create(sizeof(*f), "fuse", inner, fuse_next, &f));
     f->base.plan = fuse_plan;
     f->base.unplan = fuse_unplan;
     f->base.reset = fuse_reset;

@@ -59,9 +59,10 @@ static ferry_status rename_add(rename_source *r, size_t index)
     FERRY_TRY(rename_one(r, old, &name));
     meta.name = name;
     if (ferry__manifest_find(&r->base.shown, name, &other))
-        st = ferry_fail(FERRY_EEXIST, "parameters %s and %s would both be "
-                        "named %s", r->base.seen.params[other].name, old,
-                        name);
+        st = ferry_fail(FERRY_EEXIST,
+                        "parameters %s and %s would both be "
+                        "named %s",
+                        r->base.seen.params[other].name, old, name);
     else
         st = ferry__manifest_add(&r->base.shown, &meta);
     ferry__free(name);
@@ -99,8 +100,8 @@ static ferry_status rename_next(void *self, ferry_item *out_item)
     return FERRY_OK;
 }
 
-static ferry_status check_pairs(const char *const *from,
-                                const char *const *to, size_t count)
+static ferry_status check_pairs(const char *const *from, const char *const *to,
+                                size_t count)
 {
     bool star_from, star_to;
 
@@ -111,22 +112,23 @@ static ferry_status check_pairs(const char *const *from,
         FERRY_TRY(ferry__pattern_check("rename from", from[i], &star_from));
         FERRY_TRY(ferry__pattern_check("rename to", to[i], &star_to));
         if (star_from != star_to)
-            return ferry_fail(FERRY_EINVAL, "rename: \"%s\" and \"%s\" must "
-                              "both have a '*' or neither", from[i], to[i]);
+            return ferry_fail(FERRY_EINVAL,
+                              "rename: \"%s\" and \"%s\" must "
+                              "both have a '*' or neither",
+                              from[i], to[i]);
     }
     return FERRY_OK;
 }
 
-ferry_status ferry_source_rename(ferry_source *inner,
-                                 const char *const *from,
+ferry_status ferry_source_rename(ferry_source *inner, const char *const *from,
                                  const char *const *to, size_t count,
                                  ferry_source *out_source)
 {
     rename_source *r;
 
     FERRY_TRY(check_pairs(from, to, count));
-    FERRY_TRY(ferry__adapter_create(sizeof(*r), "rename", inner, rename_next,
-                                    &r));
+    FERRY_TRY(
+        ferry__adapter_create(sizeof(*r), "rename", inner, rename_next, &r));
     r->base.plan = rename_plan;
     r->base.destroy = rename_destroy;
     r->count = count;

@@ -108,8 +108,8 @@ static ferry_status reorder_plan(ferry__adapter *a)
     FERRY_TRY(st);
     qsort(r->order, a->seen.count, sizeof(*r->order), compare_places);
     for (size_t i = 0; i < a->seen.count; i++)
-        FERRY_TRY(ferry__manifest_add(
-            &a->shown, &a->seen.params[r->order[i].index]));
+        FERRY_TRY(
+            ferry__manifest_add(&a->shown, &a->seen.params[r->order[i].index]));
     return FERRY_OK;
 }
 
@@ -142,7 +142,8 @@ static bool reorder_holds(void *self, const char *name)
 static ferry_status check_stable(const ferry_source *inner)
 {
     if (!ferry__source_is_stable(inner))
-        return ferry_fail(FERRY_ENOTSUP, "reorder: the inner %s source is "
+        return ferry_fail(FERRY_ENOTSUP,
+                          "reorder: the inner %s source is "
                           "not stable, so its items cannot be kept",
                           inner->ops->kind ? inner->ops->kind : "unnamed");
     return FERRY_OK;
@@ -182,15 +183,14 @@ static ferry_status reorder_next(void *self, ferry_item *out_item)
     return FERRY_OK;
 }
 
-ferry_status ferry_source_reorder(ferry_source *inner,
-                                  ferry_source *out_source)
+ferry_status ferry_source_reorder(ferry_source *inner, ferry_source *out_source)
 {
     reorder_source *r;
 
     FERRY_TRY(ferry__source_check("reorder", inner));
     FERRY_TRY(check_stable(inner));
-    FERRY_TRY(ferry__adapter_create(sizeof(*r), "reorder", inner,
-                                    reorder_next, &r));
+    FERRY_TRY(
+        ferry__adapter_create(sizeof(*r), "reorder", inner, reorder_next, &r));
     r->base.plan = reorder_plan;
     r->base.unplan = reorder_unplan;
     r->base.reset = reorder_reset;

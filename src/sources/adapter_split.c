@@ -37,14 +37,14 @@ typedef struct split_source {
 } split_source;
 
 static ferry_status check_sizes(const split_source *s,
-                                const ferry_param_meta *meta,
-                                int32_t *out_dim)
+                                const ferry_param_meta *meta, int32_t *out_dim)
 {
     int32_t dim = s->dim < 0 ? s->dim + meta->ndim : s->dim;
     int64_t left;
 
     if (dim < 0 || dim >= meta->ndim)
-        return ferry_fail(FERRY_EINVAL, "parameter %s: split along dimension "
+        return ferry_fail(FERRY_EINVAL,
+                          "parameter %s: split along dimension "
                           "%" PRId32 ", has %" PRId32 " dimensions",
                           meta->name, s->dim, meta->ndim);
     left = meta->shape[dim];
@@ -56,9 +56,11 @@ static ferry_status check_sizes(const split_source *s,
         left -= s->sizes[i];
     }
     if (left != 0)
-        return ferry_fail(FERRY_EINVAL, "parameter %s: dimension %" PRId32
+        return ferry_fail(FERRY_EINVAL,
+                          "parameter %s: dimension %" PRId32
                           " has extent %" PRId64 ", the sizes of the parts "
-                          "add up to %s", meta->name, dim, meta->shape[dim],
+                          "add up to %s",
+                          meta->name, dim, meta->shape[dim],
                           left < 0 ? "more" : "less");
     *out_dim = dim;
     return FERRY_OK;
@@ -67,8 +69,8 @@ static ferry_status check_sizes(const split_source *s,
 static ferry_status add_shown(split_source *s, const ferry_param_meta *meta,
                               size_t inner_index)
 {
-    FERRY_TRY(ferry__grow(&s->origin, &s->origin_capacity,
-                          s->base.shown.count, sizeof(*s->origin)));
+    FERRY_TRY(ferry__grow(&s->origin, &s->origin_capacity, s->base.shown.count,
+                          sizeof(*s->origin)));
     s->origin[s->base.shown.count] = inner_index;
     return ferry__manifest_add(&s->base.shown, meta);
 }
@@ -104,8 +106,8 @@ static ferry_status plan_one(split_source *s, size_t i)
     FERRY_TRY(check_sizes(s, meta, &dim));
     FERRY_TRY(ferry__grow(&s->wholes, &s->wholes_capacity, s->n_wholes,
                           sizeof(*s->wholes)));
-    s->wholes[s->n_wholes] = (whole){
-        .dim = dim, .first_shown = s->base.shown.count};
+    s->wholes[s->n_wholes] =
+        (whole){.dim = dim, .first_shown = s->base.shown.count};
     s->whole_of[i] = s->n_wholes++;
     return add_parts(s, i, &star, dim);
 }
@@ -120,8 +122,10 @@ static ferry_status split_plan(ferry__adapter *a)
     for (size_t i = 0; i < a->seen.count; i++)
         FERRY_TRY(plan_one(s, i));
     if (s->n_wholes == 0)
-        return ferry_fail(FERRY_EUNKNOWN, "parameter %s: not among the %zu "
-                          "parameters", s->name, a->seen.count);
+        return ferry_fail(FERRY_EUNKNOWN,
+                          "parameter %s: not among the %zu "
+                          "parameters",
+                          s->name, a->seen.count);
     return FERRY_OK;
 }
 
@@ -230,12 +234,15 @@ static ferry_status check_args(const char *name, const char *const *parts,
     for (size_t i = 0; i < count; i++) {
         FERRY_TRY(ferry__pattern_check("split part", parts[i], &part_star));
         if (part_star != star)
-            return ferry_fail(FERRY_EINVAL, "split: \"%s\" and \"%s\" must "
-                              "both have a '*' or neither", name, parts[i]);
+            return ferry_fail(FERRY_EINVAL,
+                              "split: \"%s\" and \"%s\" must "
+                              "both have a '*' or neither",
+                              name, parts[i]);
         if (sizes[i] < 0)
-            return ferry_fail(FERRY_EINVAL, "split %s: part %s has size %"
-                              PRId64 ", want 0 or more", name, parts[i],
-                              sizes[i]);
+            return ferry_fail(FERRY_EINVAL,
+                              "split %s: part %s has size %" PRId64
+                              ", want 0 or more",
+                              name, parts[i], sizes[i]);
     }
     return FERRY_OK;
 }
@@ -248,8 +255,8 @@ ferry_status ferry_source_split(ferry_source *inner, const char *name,
     split_source *s;
 
     FERRY_TRY(check_args(name, part_names, sizes, count));
-    FERRY_TRY(ferry__adapter_create(sizeof(*s), "split", inner, split_next,
-                                    &s));
+    FERRY_TRY(
+        ferry__adapter_create(sizeof(*s), "split", inner, split_next, &s));
     s->base.plan = split_plan;
     s->base.unplan = split_unplan;
     s->base.reset = split_reset;

@@ -15,8 +15,8 @@ enum { TYPE_U32 = 4, TYPE_STRING = 8, TYPE_ARRAY = 9, TYPE_COUNT = 13 };
 #define ALIGNMENT_KEY "general.alignment"
 
 /* Bytes of a scalar by type; 0 where the length is inside the value. */
-static const unsigned char TYPE_BYTES[TYPE_COUNT] = {
-    1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+static const unsigned char TYPE_BYTES[TYPE_COUNT] = {1, 1, 2, 2, 4, 4, 4,
+                                                     1, 0, 0, 8, 8, 8};
 
 typedef struct reader {
     const char *path;
@@ -74,8 +74,10 @@ static ferry_status skip_array(reader *r)
     FERRY_TRY(read_number(r, "metadata", 4, &type));
     FERRY_TRY(read_number(r, "metadata", 8, &count));
     if (type >= TYPE_COUNT || type == TYPE_ARRAY)
-        return ferry_fail(FERRY_EINVAL, "file %s: metadata array of elements "
-                          "of type %" PRIu64, r->path, type);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: metadata array of elements "
+                          "of type %" PRIu64,
+                          r->path, type);
     if (type != TYPE_STRING) {
         if (count > r->left / TYPE_BYTES[type])
             return too_short(r, "metadata");
@@ -92,8 +94,9 @@ static ferry_status skip_value(reader *r, uint64_t type)
     size_t length;
 
     if (type >= TYPE_COUNT)
-        return ferry_fail(FERRY_EINVAL, "file %s: metadata of unknown type %"
-                          PRIu64, r->path, type);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: metadata of unknown type %" PRIu64, r->path,
+                          type);
     if (type == TYPE_ARRAY)
         return skip_array(r);
     if (type == TYPE_STRING)
@@ -106,14 +109,14 @@ static ferry_status check_alignment(reader r, uint64_t type)
     uint64_t value;
 
     if (type != TYPE_U32)
-        return ferry_fail(FERRY_EINVAL, "file %s: %s has type %" PRIu64
-                          ", want %d (u32)", r.path, ALIGNMENT_KEY, type,
-                          TYPE_U32);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: %s has type %" PRIu64 ", want %d (u32)",
+                          r.path, ALIGNMENT_KEY, type, TYPE_U32);
     FERRY_TRY(read_number(&r, "metadata", 4, &value));
     if (value == 0 || (value & (value - 1)) != 0)
-        return ferry_fail(FERRY_EINVAL, "file %s: %s is %" PRIu64
-                          ", want a power of two", r.path, ALIGNMENT_KEY,
-                          value);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: %s is %" PRIu64 ", want a power of two",
+                          r.path, ALIGNMENT_KEY, value);
     return FERRY_OK;
 }
 
@@ -125,8 +128,10 @@ static ferry_status check_row(reader *r)
 
     FERRY_TRY(read_string(r, "metadata", &key, &length));
     if (memchr(key, '\0', length))
-        return ferry_fail(FERRY_EINVAL, "file %s: a metadata key has a zero "
-                          "byte", r->path);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: a metadata key has a zero "
+                          "byte",
+                          r->path);
     FERRY_TRY(read_number(r, "metadata", 4, &type));
     if (length == strlen(ALIGNMENT_KEY) &&
         memcmp(key, ALIGNMENT_KEY, length) == 0)
@@ -147,8 +152,10 @@ ferry_status ferry__gguf_check(const char *path, const void *bytes,
                           path);
     FERRY_TRY(read_number(&r, "header", 4, &version));
     if (version != 2 && version != 3)
-        return ferry_fail(FERRY_EINVAL, "file %s: GGUF version %" PRIu64
-                          ", want 2 or 3, little-endian", path, version);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: GGUF version %" PRIu64
+                          ", want 2 or 3, little-endian",
+                          path, version);
     FERRY_TRY(read_number(&r, "header", 8, &n_tensors));
     FERRY_TRY(read_number(&r, "header", 8, &n_rows));
     /* Each takes bytes of the file, which bounds what a reader reserves. */

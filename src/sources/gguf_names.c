@@ -35,9 +35,8 @@ static const part LAYER_PARTS[] = {
 };
 
 /* Tables of rotary frequencies: computed from the configuration. */
-static const char *const NO_WEIGHTS[] = {
-    "rope_freqs", "rope_factors_long", "rope_factors_short",
-    "attn_rot_embd"};
+static const char *const NO_WEIGHTS[] = {"rope_freqs", "rope_factors_long",
+                                         "rope_factors_short", "attn_rot_embd"};
 
 static const char *const ARCHITECTURES[] = {"llama", "qwen2", "qwen3"};
 
@@ -49,8 +48,10 @@ ferry_status ferry__gguf_check_architecture(const char *architecture)
         if (strcmp(architecture, ARCHITECTURES[i]) == 0)
             return FERRY_OK;
     }
-    return ferry_fail(FERRY_ENOTSUP, "architecture %s: known are llama, "
-                      "qwen2, qwen3", architecture);
+    return ferry_fail(FERRY_ENOTSUP,
+                      "architecture %s: known are llama, "
+                      "qwen2, qwen3",
+                      architecture);
 }
 
 static bool equals(const char *text, size_t length, const char *word)
@@ -58,8 +59,8 @@ static bool equals(const char *text, size_t length, const char *word)
     return strlen(word) == length && memcmp(text, word, length) == 0;
 }
 
-static const part *find_part(const part *parts, size_t count,
-                             const char *text, size_t length)
+static const part *find_part(const part *parts, size_t count, const char *text,
+                             size_t length)
 {
     for (size_t i = 0; i < count; i++) {
         if (equals(text, length, parts[i].gguf))

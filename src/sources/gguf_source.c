@@ -32,7 +32,7 @@ typedef struct gguf_source {
     ferry__mapped_file file;
     struct gguf_context *header;
     ferry__manifest params;
-    stored *tensors; /* by parameter */
+    stored *tensors;                    /* by parameter */
     int64_t n_query_heads, n_key_heads; /* 0: rows are not permuted */
     ferry__scratch scratch;
     size_t position;
@@ -94,7 +94,7 @@ static ferry_status gguf_begin(void *self)
 
     if (g->open)
         return ferry_fail(FERRY_EORDER, "gguf source: begin during a pass, "
-                          "end must come first");
+                                        "end must come first");
     g->open = true;
     g->position = 0;
     return FERRY_OK;
@@ -123,7 +123,7 @@ static ferry_status gguf_next(void *self, ferry_item *out_item)
 
     if (!g->open)
         return ferry_fail(FERRY_EORDER, "gguf source: next outside a pass, "
-                          "begin must come first");
+                                        "begin must come first");
     if (g->position == g->params.count)
         return FERRY_DONE;
     meta = &g->params.params[g->position];
@@ -207,8 +207,10 @@ static ferry_status get_text(const gguf_source *g, const char *key,
     int64_t id = gguf_find_key(g->header, key);
 
     if (id < 0 || gguf_get_kv_type(g->header, id) != GGUF_TYPE_STRING)
-        return ferry_fail(FERRY_EINVAL, "metadata %s is missing or no "
-                          "string", key);
+        return ferry_fail(FERRY_EINVAL,
+                          "metadata %s is missing or no "
+                          "string",
+                          key);
     *out = gguf_get_val_str(g->header, id);
     return FERRY_OK;
 }
@@ -225,8 +227,10 @@ static ferry_status get_count(const gguf_source *g, const char *key,
                     ? (int64_t)gguf_get_val_u32(g->header, id)
                     : -1;
     if (value <= 0)
-        return ferry_fail(FERRY_EINVAL, "metadata %s is missing or no u32 of "
-                          "1 or more", key);
+        return ferry_fail(FERRY_EINVAL,
+                          "metadata %s is missing or no u32 of "
+                          "1 or more",
+                          key);
     *out = value;
     return FERRY_OK;
 }
@@ -239,16 +243,16 @@ static ferry_status read_metadata(gguf_source *g)
     FERRY_TRY(ferry__gguf_check_architecture(architecture));
     if (strcmp(architecture, "llama") != 0)
         return FERRY_OK;
-    FERRY_TRY(get_count(g, "llama.attention.head_count", -1,
-                        &g->n_query_heads));
+    FERRY_TRY(
+        get_count(g, "llama.attention.head_count", -1, &g->n_query_heads));
     return get_count(g, "llama.attention.head_count_kv", g->n_query_heads,
                      &g->n_key_heads);
 }
 
 /* ---- the tensors ---- */
 
-static ferry_status check_bytes(gguf_source *g, int64_t id,
-                                const char *tensor, stored *out)
+static ferry_status check_bytes(gguf_source *g, int64_t id, const char *tensor,
+                                stored *out)
 {
     size_t base = gguf_get_data_offset(g->header);
     size_t offset = gguf_get_tensor_offset(g->header, id);
@@ -258,15 +262,18 @@ static ferry_status check_bytes(gguf_source *g, int64_t id,
         return ferry_fail(FERRY_EINVAL, "tensor %s: its place does not fit",
                           tensor);
     if (end > g->file.size_bytes)
-        return ferry_fail(FERRY_EINVAL, "tensor %s: ends at byte %zu, the "
-                          "file ends at %zu", tensor, end,
-                          g->file.size_bytes);
+        return ferry_fail(FERRY_EINVAL,
+                          "tensor %s: ends at byte %zu, the "
+                          "file ends at %zu",
+                          tensor, end, g->file.size_bytes);
     out->type = gguf_get_tensor_type(g->header, id);
     out->bytes = g->file.bytes + begin;
     if (out->type != GGML_TYPE_F32 &&
         !ggml_get_type_traits(out->type)->to_float)
-        return ferry_fail(FERRY_ENOTSUP, "tensor %s: type %s cannot be "
-                          "dequantised", tensor, ggml_type_name(out->type));
+        return ferry_fail(FERRY_ENOTSUP,
+                          "tensor %s: type %s cannot be "
+                          "dequantised",
+                          tensor, ggml_type_name(out->type));
     return FERRY_OK;
 }
 
@@ -278,9 +285,11 @@ static ferry_status read_shape(const gguf_source *g, int64_t id,
 
     for (int32_t d = meta->ndim; d < GGML_MAX_DIMS; d++) {
         if (ne[d] != 1)
-            return ferry_fail(FERRY_EINVAL, "tensor %s: dimension %" PRId32
+            return ferry_fail(FERRY_EINVAL,
+                              "tensor %s: dimension %" PRId32
                               " has extent %" PRId64 ", want %" PRId32
-                              " dimensions", tensor, d, ne[d], meta->ndim);
+                              " dimensions",
+                              tensor, d, ne[d], meta->ndim);
     }
     for (int32_t d = 0; d < meta->ndim; d++)
         meta->shape[d] = ne[meta->ndim - 1 - d];
@@ -299,22 +308,23 @@ static ferry_status set_rows(const gguf_source *g, const char *tensor,
     if (t->n_heads == 0)
         return FERRY_OK;
     if (t->n_rows % (2 * t->n_heads) != 0)
-        return ferry_fail(FERRY_EINVAL, "tensor %s: %" PRId64 " rows are not "
-                          "pairs for each of %" PRId64 " heads", tensor,
-                          t->n_rows, t->n_heads);
+        return ferry_fail(FERRY_EINVAL,
+                          "tensor %s: %" PRId64 " rows are not "
+                          "pairs for each of %" PRId64 " heads",
+                          tensor, t->n_rows, t->n_heads);
     if (t->n_cols % ggml_blck_size(t->type) != 0)
-        return ferry_fail(FERRY_ENOTSUP, "tensor %s: rows of %" PRId64
+        return ferry_fail(FERRY_ENOTSUP,
+                          "tensor %s: rows of %" PRId64
                           " elements are not whole blocks of type %s",
                           tensor, t->n_cols, ggml_type_name(t->type));
     return FERRY_OK;
 }
 
-static ferry_status add_weight(gguf_source *g, int64_t id,
-                               const char *tensor,
+static ferry_status add_weight(gguf_source *g, int64_t id, const char *tensor,
                                const ferry__gguf_name *name)
 {
-    ferry_param_meta meta = {.name = name->name, .dtype = FERRY_DTYPE_F32,
-                             .ndim = name->ndim};
+    ferry_param_meta meta = {
+        .name = name->name, .dtype = FERRY_DTYPE_F32, .ndim = name->ndim};
     stored *t = &g->tensors[g->params.count];
 
     FERRY_TRY(check_bytes(g, id, tensor, t));
@@ -339,8 +349,10 @@ static ferry_status read_tensors(gguf_source *g, const char *path)
         if (name.name)
             st = add_weight(g, id, tensor, &name);
         else
-            ferry__log(FERRY_LOG_INFO, "file %s: tensor %s is no weight and "
-                       "is left out", path, tensor);
+            ferry__log(FERRY_LOG_INFO,
+                       "file %s: tensor %s is no weight and "
+                       "is left out",
+                       path, tensor);
         ferry__free(name.name);
         FERRY_TRY(st);
     }
@@ -358,8 +370,7 @@ static ferry_status open_file(gguf_source *g, const char *path)
     return st < 0 ? ferry__fail_prefix(st, "file %s", path) : st;
 }
 
-ferry_status ferry_source_gguf_open(const char *path,
-                                    ferry_source *out_source)
+ferry_status ferry_source_gguf_open(const char *path, ferry_source *out_source)
 {
     gguf_source *g = ferry__alloc(sizeof(*g));
     ferry_status st;

@@ -42,8 +42,7 @@ bool ferry__template_bind(const char *pattern, const char *name,
     return true;
 }
 
-char *ferry__template_fill(const char *pattern,
-                           const ferry__capture *capture)
+char *ferry__template_fill(const char *pattern, const ferry__capture *capture)
 {
     const char *star = strchr(pattern, '*');
     size_t head, tail;

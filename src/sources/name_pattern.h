@@ -26,8 +26,7 @@ bool ferry__template_bind(const char *pattern, const char *name,
                           ferry__capture *out);
 
 /* The pattern with `capture` in place of its '*'. Owned; NULL: no memory. */
-char *ferry__template_fill(const char *pattern,
-                           const ferry__capture *capture);
+char *ferry__template_fill(const char *pattern, const ferry__capture *capture);
 
 /* Owned copies of `count` strings in one array; NULL: no memory. */
 char **ferry__strings_copy(const char *const *strings, size_t count);

@@ -45,7 +45,7 @@ static ferry_status safetensors_begin(void *self)
 
     if (s->open)
         return ferry_fail(FERRY_EORDER, "safetensors source: begin during a "
-                          "pass, end must come first");
+                                        "pass, end must come first");
     s->open = true;
     s->position = 0;
     return FERRY_OK;
@@ -65,7 +65,7 @@ static ferry_status safetensors_next(void *self, ferry_item *out_item)
 
     if (!s->open)
         return ferry_fail(FERRY_EORDER, "safetensors source: next outside a "
-                          "pass, begin must come first");
+                                        "pass, begin must come first");
     if (s->position == s->params.count)
         return FERRY_DONE;
     meta = &s->params.params[s->position];
@@ -121,8 +121,10 @@ static ferry_status add_param(safetensors_source *s, const char *path,
         return ferry__fail_prefix(st, "file %s", path);
     if (!is_aligned(data, meta->dtype) && s->ops.flags) {
         s->ops.flags = 0;
-        ferry__log(FERRY_LOG_INFO, "file %s: parameter %s is not aligned; "
-                   "tensors are copied one at a time", path, meta->name);
+        ferry__log(FERRY_LOG_INFO,
+                   "file %s: parameter %s is not aligned; "
+                   "tensors are copied one at a time",
+                   path, meta->name);
     }
     return FERRY_OK;
 }
@@ -159,8 +161,8 @@ static ferry_status load_file(safetensors_source *s, const char *path,
 
     FERRY_TRY(ferry__mapped_open(path, file));
     s->n_files++;
-    FERRY_TRY(ferry__safetensors_parse(path, file->bytes, file->size_bytes,
-                                       &header));
+    FERRY_TRY(
+        ferry__safetensors_parse(path, file->bytes, file->size_bytes, &header));
     st = FERRY_OK;
     for (size_t i = 0; st == FERRY_OK && i < header.params.count; i++) {
         if (is_selected(sel, header.params.params[i].name))
@@ -177,9 +179,10 @@ static ferry_status check_found(const char *path,
 {
     for (size_t i = 0; i < index->n_names; i++) {
         if (!found[i])
-            return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: not in "
-                              "%s, where the index puts it", path,
-                              index->names[i],
+            return ferry_fail(FERRY_EINVAL,
+                              "file %s: parameter %s: not in "
+                              "%s, where the index puts it",
+                              path, index->names[i],
                               index->files[index->file_of[i]]);
     }
     return FERRY_OK;
@@ -208,9 +211,10 @@ static ferry_status load_shards(safetensors_source *s, const char *path,
     if (st == FERRY_OK)
         st = check_found(path, index, sel.found);
     if (st == FERRY_OK && sel.left_out)
-        ferry__log(FERRY_LOG_WARN, "file %s: %zu tensors of its files are "
-                   "not where the index says and are left out", path,
-                   sel.left_out);
+        ferry__log(FERRY_LOG_WARN,
+                   "file %s: %zu tensors of its files are "
+                   "not where the index says and are left out",
+                   path, sel.left_out);
     ferry__free(sel.found);
     return st;
 }

@@ -39,16 +39,20 @@ static ferry_status read_dtype(const char *path, const char *name,
     const char *text = json_string_value(value);
 
     if (!text)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: dtype is "
-                          "missing or no string", path, name);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: dtype is "
+                          "missing or no string",
+                          path, name);
     for (size_t i = 0; i < sizeof(DTYPES) / sizeof(DTYPES[0]); i++) {
         if (strcmp(text, DTYPES[i].text) == 0) {
             *out = DTYPES[i].dtype;
             return FERRY_OK;
         }
     }
-    return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: unknown dtype "
-                      "\"%s\"", path, name, text);
+    return ferry_fail(FERRY_EINVAL,
+                      "file %s: parameter %s: unknown dtype "
+                      "\"%s\"",
+                      path, name, text);
 }
 
 static ferry_status read_shape(const char *path, const char *name,
@@ -57,17 +61,21 @@ static ferry_status read_shape(const char *path, const char *name,
     size_t ndim = json_array_size(value);
 
     if (!json_is_array(value))
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: shape is "
-                          "missing or no list", path, name);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: shape is "
+                          "missing or no list",
+                          path, name);
     if (ndim > FERRY_MAX_DIMS)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: %zu "
-                          "dimensions, at most %d are supported", path, name,
-                          ndim, FERRY_MAX_DIMS);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: %zu "
+                          "dimensions, at most %d are supported",
+                          path, name, ndim, FERRY_MAX_DIMS);
     for (size_t d = 0; d < ndim; d++) {
         const json_t *extent = json_array_get(value, d);
 
         if (!json_is_integer(extent) || json_integer_value(extent) < 0)
-            return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: "
+            return ferry_fail(FERRY_EINVAL,
+                              "file %s: parameter %s: "
                               "shape[%zu] is not an integer of 0 or more",
                               path, name, d);
         out->shape[d] = json_integer_value(extent);
@@ -86,20 +94,22 @@ static ferry_status read_offsets(const char *path, const char *name,
     if (json_array_size(value) != 2 || !json_is_integer(begin) ||
         !json_is_integer(end) || json_integer_value(begin) < 0 ||
         json_integer_value(end) < 0)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: "
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: "
                           "data_offsets is not two integers of 0 or more",
                           path, name);
     out->begin = (uint64_t)json_integer_value(begin);
     out->end = (uint64_t)json_integer_value(end);
     if (out->begin > out->end)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: begins at "
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: begins at "
                           "byte %" PRIu64 " and ends at byte %" PRIu64,
                           path, name, out->begin, out->end);
     if (out->end > data_bytes)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: ends at byte "
-                          "%" PRIu64 ", the file has %" PRIu64
-                          " bytes of data", path, name, out->end,
-                          data_bytes);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: ends at byte "
+                          "%" PRIu64 ", the file has %" PRIu64 " bytes of data",
+                          path, name, out->end, data_bytes);
     return FERRY_OK;
 }
 
@@ -111,10 +121,13 @@ static ferry_status check_bytes(const char *path, const entry *e)
     for (int32_t d = 0; fits && d < e->meta.ndim; d++)
         fits = ferry__mul(bytes, (size_t)e->meta.shape[d], &bytes);
     if (!fits)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: the size of "
-                          "its shape does not fit", path, e->meta.name);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: the size of "
+                          "its shape does not fit",
+                          path, e->meta.name);
     if (bytes != e->end - e->begin)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: shape and "
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: shape and "
                           "dtype need %zu bytes, data_offsets span %" PRIu64,
                           path, e->meta.name, bytes, e->end - e->begin);
     return FERRY_OK;
@@ -125,15 +138,16 @@ static ferry_status read_entry(const char *path, const char *name,
                                entry *out)
 {
     if (!json_is_object(value))
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: not an "
-                          "object", path, name);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: not an "
+                          "object",
+                          path, name);
     out->meta.name = name;
     FERRY_TRY(read_dtype(path, name, json_object_get(value, "dtype"),
                          &out->meta.dtype));
-    FERRY_TRY(read_shape(path, name, json_object_get(value, "shape"),
-                         &out->meta));
-    FERRY_TRY(read_offsets(path, name,
-                           json_object_get(value, "data_offsets"),
+    FERRY_TRY(
+        read_shape(path, name, json_object_get(value, "shape"), &out->meta));
+    FERRY_TRY(read_offsets(path, name, json_object_get(value, "data_offsets"),
                            data_bytes, out));
     return check_bytes(path, out);
 }
@@ -159,21 +173,25 @@ static ferry_status check_tiling(const char *path, const entry *entries,
         const entry *e = &entries[i];
 
         if (e->begin < at)
-            return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: begins "
+            return ferry_fail(FERRY_EINVAL,
+                              "file %s: parameter %s: begins "
                               "at byte %" PRIu64 ", inside %s, which ends at "
-                              "byte %" PRIu64, path, e->meta.name, e->begin,
+                              "byte %" PRIu64,
+                              path, e->meta.name, e->begin,
                               entries[i - 1].meta.name, at);
         if (e->begin > at)
-            return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: begins "
+            return ferry_fail(FERRY_EINVAL,
+                              "file %s: parameter %s: begins "
                               "at byte %" PRIu64 ", bytes from %" PRIu64
-                              " belong to nothing", path, e->meta.name,
-                              e->begin, at);
+                              " belong to nothing",
+                              path, e->meta.name, e->begin, at);
         at = e->end;
     }
     if (at != data_bytes)
-        return ferry_fail(FERRY_EINVAL, "file %s: %" PRIu64 " bytes of data, "
-                          "the header declares %" PRIu64, path, data_bytes,
-                          at);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: %" PRIu64 " bytes of data, "
+                          "the header declares %" PRIu64,
+                          path, data_bytes, at);
     return FERRY_OK;
 }
 
@@ -189,12 +207,13 @@ static ferry_status read_entries(const char *path, json_t *header,
     {
         if (strcmp(name, "__metadata__") == 0) {
             if (!json_is_object(value))
-                return ferry_fail(FERRY_EINVAL, "file %s: __metadata__ is "
-                                  "not an object", path);
+                return ferry_fail(FERRY_EINVAL,
+                                  "file %s: __metadata__ is "
+                                  "not an object",
+                                  path);
             continue;
         }
-        FERRY_TRY(read_entry(path, name, value, data_bytes,
-                             &entries[count]));
+        FERRY_TRY(read_entry(path, name, value, data_bytes, &entries[count]));
         entries[count].order = count;
         count++;
     }
@@ -211,8 +230,7 @@ static ferry_status keep_entries(const char *path, const entry *entries,
     if (!out->begins)
         return FERRY_ENOMEM;
     for (size_t i = 0; i < count; i++) {
-        ferry_status st = ferry__manifest_add(&out->params,
-                                              &entries[i].meta);
+        ferry_status st = ferry__manifest_add(&out->params, &entries[i].meta);
 
         if (st < 0)
             return ferry__fail_prefix(st, "file %s", path);
@@ -230,8 +248,10 @@ static ferry_status read_header(const char *path, json_t *header,
     size_t count;
 
     if (!json_is_object(header))
-        return ferry_fail(FERRY_EINVAL, "file %s: the header is not a JSON "
-                          "object", path);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: the header is not a JSON "
+                          "object",
+                          path);
     entries = ferry__alloc_array(json_object_size(header), sizeof(*entries));
     if (!entries)
         return FERRY_ENOMEM;
@@ -243,25 +263,28 @@ static ferry_status read_header(const char *path, json_t *header,
 }
 
 /* Item 1 of the format. */
-static ferry_status header_length(const char *path,
-                                  const unsigned char *bytes,
+static ferry_status header_length(const char *path, const unsigned char *bytes,
                                   size_t size_bytes, size_t *out_length)
 {
     uint64_t length = 0;
 
     if (size_bytes < 8)
-        return ferry_fail(FERRY_EINVAL, "file %s: %zu bytes, too short for a "
-                          "safetensors header", path, size_bytes);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: %zu bytes, too short for a "
+                          "safetensors header",
+                          path, size_bytes);
     for (int i = 7; i >= 0; i--)
         length = length << 8 | bytes[i];
     if (length > FERRY__SAFETENSORS_HEADER_MAX)
-        return ferry_fail(FERRY_EINVAL, "file %s: header of %" PRIu64
-                          " bytes, at most %u are allowed", path, length,
-                          FERRY__SAFETENSORS_HEADER_MAX);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: header of %" PRIu64
+                          " bytes, at most %u are allowed",
+                          path, length, FERRY__SAFETENSORS_HEADER_MAX);
     if (length > size_bytes - 8)
-        return ferry_fail(FERRY_EINVAL, "file %s: header of %" PRIu64
-                          " bytes, the file ends after %zu", path, length,
-                          size_bytes - 8);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: header of %" PRIu64
+                          " bytes, the file ends after %zu",
+                          path, length, size_bytes - 8);
     *out_length = (size_t)length;
     return FERRY_OK;
 }
@@ -276,8 +299,7 @@ ferry_status ferry__safetensors_parse(const char *path, const void *bytes,
     size_t length;
 
     FERRY_TRY(header_length(path, bytes, size_bytes, &length));
-    st = ferry__json_parse("header", (const char *)bytes + 8, length,
-                           &header);
+    st = ferry__json_parse("header", (const char *)bytes + 8, length, &header);
     if (st < 0)
         return ferry__fail_prefix(st, "file %s", path);
     st = read_header(path, header, 8 + length, size_bytes, &result);

@@ -28,7 +28,7 @@ void ferry__safetensors_clear(ferry__safetensors *s);
 typedef struct ferry__shard_index {
     char **files; /* without folder; unique, in name order */
     size_t n_files;
-    char **names; /* in the order of the index */
+    char **names;    /* in the order of the index */
     size_t *file_of; /* by name: index into files */
     size_t n_names;
     ferry__table by_name;
@@ -37,8 +37,7 @@ typedef struct ferry__shard_index {
 /* FERRY_EINVAL begins with "file <path>: ": not an object with a
  * "weight_map" of strings, or a file name that leaves the folder. */
 ferry_status ferry__shard_index_parse(const char *path, const char *text,
-                                      size_t length,
-                                      ferry__shard_index *out);
+                                      size_t length, ferry__shard_index *out);
 void ferry__shard_index_clear(ferry__shard_index *index);
 
 #endif

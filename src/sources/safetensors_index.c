@@ -15,13 +15,15 @@ static ferry_status check_file(const char *path, const char *name,
                                const char *file)
 {
     if (!file || !*file)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: its file is "
-                          "not a name", path, name);
-    if (strchr(file, '/') || strcmp(file, ".") == 0 ||
-        strcmp(file, "..") == 0)
-        return ferry_fail(FERRY_EINVAL, "file %s: parameter %s: file \"%s\" "
-                          "is not in the folder of the index", path, name,
-                          file);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: its file is "
+                          "not a name",
+                          path, name);
+    if (strchr(file, '/') || strcmp(file, ".") == 0 || strcmp(file, "..") == 0)
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: parameter %s: file \"%s\" "
+                          "is not in the folder of the index",
+                          path, name, file);
     return FERRY_OK;
 }
 
@@ -61,10 +63,9 @@ static ferry_status keep_names(const json_t *map, ferry__shard_index *out)
     const char *name;
     json_t *file;
 
-    out->names = ferry__alloc_array(json_object_size(map),
-                                    sizeof(*out->names));
-    out->file_of = ferry__alloc_array(json_object_size(map),
-                                      sizeof(*out->file_of));
+    out->names = ferry__alloc_array(json_object_size(map), sizeof(*out->names));
+    out->file_of =
+        ferry__alloc_array(json_object_size(map), sizeof(*out->file_of));
     if (!out->names || !out->file_of)
         return FERRY_ENOMEM;
     json_object_foreach((json_t *)map, name, file)
@@ -74,10 +75,8 @@ static ferry_status keep_names(const json_t *map, ferry__shard_index *out)
         if (!copy)
             return FERRY_ENOMEM;
         out->names[out->n_names] = copy;
-        out->file_of[out->n_names] = find_file(out,
-                                               json_string_value(file));
-        FERRY_TRY(ferry__table_add(&out->by_name, copy, out->n_names++,
-                                   NULL));
+        out->file_of[out->n_names] = find_file(out, json_string_value(file));
+        FERRY_TRY(ferry__table_add(&out->by_name, copy, out->n_names++, NULL));
     }
     return FERRY_OK;
 }
@@ -91,8 +90,10 @@ static ferry_status read_map(const char *path, const json_t *map,
     json_t *file;
 
     if (!json_is_object(map))
-        return ferry_fail(FERRY_EINVAL, "file %s: weight_map is missing or "
-                          "not an object", path);
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: weight_map is missing or "
+                          "not an object",
+                          path);
     files = ferry__alloc_array(json_object_size(map), sizeof(*files));
     if (!files)
         return FERRY_ENOMEM;
@@ -112,8 +113,7 @@ static ferry_status read_map(const char *path, const json_t *map,
 }
 
 ferry_status ferry__shard_index_parse(const char *path, const char *text,
-                                      size_t length,
-                                      ferry__shard_index *out)
+                                      size_t length, ferry__shard_index *out)
 {
     ferry__shard_index result = {0};
     json_t *root = NULL;

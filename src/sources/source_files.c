@@ -35,8 +35,7 @@ ferry_status ferry__path_beside(const char *path, const char *name,
 {
     const char *slash = strrchr(path, '/');
 
-    return join(path, slash ? (size_t)(slash - path) + 1 : 0, name,
-                out_path);
+    return join(path, slash ? (size_t)(slash - path) + 1 : 0, name, out_path);
 }
 
 /* FERRY_OK and NULL when the file is not there. */
@@ -61,8 +60,10 @@ static ferry_status keep_only(const char *folder, const char *name,
     ferry_status st;
 
     if (*found) {
-        st = ferry_fail(FERRY_EIO, "folder %s: %s and %s: name the one that "
-                        "is meant", folder, *found, name);
+        st = ferry_fail(FERRY_EIO,
+                        "folder %s: %s and %s: name the one that "
+                        "is meant",
+                        folder, *found, name);
         ferry__free(*found);
         *found = NULL;
         return st;
@@ -115,8 +116,10 @@ ferry_status ferry__find_safetensors(const char *path, char **out_file)
     if (!file)
         FERRY_TRY(find_only(path, "*.safetensors", &file));
     if (!file)
-        return ferry_fail(FERRY_EIO, "folder %s: holds neither a safetensors "
-                          "file nor an index", path);
+        return ferry_fail(FERRY_EIO,
+                          "folder %s: holds neither a safetensors "
+                          "file nor an index",
+                          path);
     *out_file = file;
     return FERRY_OK;
 }

@@ -12,7 +12,6 @@
 /* Same contract as ferry_source_gguf. */
 typedef ferry_status (*ferry__gguf_open_fn)(const char *path,
                                             ferry_source *out_source);
-ferry_status ferry_source_gguf_open(const char *path,
-                                    ferry_source *out_source);
+ferry_status ferry_source_gguf_open(const char *path, ferry_source *out_source);
 
 #endif

@@ -31,7 +31,7 @@ static ferry_status module_begin(void *self)
 
     if (m->open)
         return ferry_fail(FERRY_EORDER, "module source: begin during a pass, "
-                          "end must come first");
+                                        "end must come first");
     m->open = true;
     m->position = 0;
     return FERRY_OK;
@@ -43,7 +43,7 @@ static ferry_status module_next(void *self, ferry_item *out_item)
 
     if (!m->open)
         return ferry_fail(FERRY_EORDER, "module source: next outside a pass, "
-                          "begin must come first");
+                                        "begin must come first");
     if (m->position == m->params.count)
         return FERRY_DONE;
     *out_item = (ferry_item){
@@ -84,25 +84,27 @@ static ferry_status check_tensor(const char *name, const ferry_tensor *t)
     if (!t->data)
         return ferry_fail(FERRY_EINVAL, "parameter %s: data is NULL", name);
     if (t->ndim < 0 || t->ndim > FERRY_MAX_DIMS)
-        return ferry_fail(FERRY_EINVAL, "parameter %s: %" PRId32
-                          " dimensions, want 0 to %d", name, t->ndim,
-                          FERRY_MAX_DIMS);
+        return ferry_fail(FERRY_EINVAL,
+                          "parameter %s: %" PRId32 " dimensions, want 0 to %d",
+                          name, t->ndim, FERRY_MAX_DIMS);
     if (t->device != 0)
-        return ferry_fail(FERRY_ENOTSUP, "parameter %s: device %" PRId32
-                          ", only host memory (0) is supported", name,
-                          t->device);
+        return ferry_fail(FERRY_ENOTSUP,
+                          "parameter %s: device %" PRId32
+                          ", only host memory (0) is supported",
+                          name, t->device);
     return FERRY_OK;
 }
 
 static ferry_status add_entry(module_source *m, const char *name,
                               const ferry_tensor *t, size_t index)
 {
-    ferry_param_meta meta = {.name = name, .dtype = t->dtype,
-                             .ndim = t->ndim};
+    ferry_param_meta meta = {.name = name, .dtype = t->dtype, .ndim = t->ndim};
 
     if (!name || !*name)
-        return ferry_fail(FERRY_EINVAL, "parameter at position %zu: its name "
-                          "is %s", index, name ? "empty" : "NULL");
+        return ferry_fail(FERRY_EINVAL,
+                          "parameter at position %zu: its name "
+                          "is %s",
+                          index, name ? "empty" : "NULL");
     FERRY_TRY(check_tensor(name, t));
     memcpy(meta.shape, t->shape, (size_t)t->ndim * sizeof(meta.shape[0]));
     FERRY_TRY(ferry__manifest_add(&m->params, &meta));
@@ -130,8 +132,10 @@ ferry_status ferry_source_module(const char *const *names,
     ferry_status st;
 
     if (count > 0 && (!names || !tensors))
-        return ferry_fail(FERRY_EINVAL, "module source: got NULL for %zu "
-                          "parameters", count);
+        return ferry_fail(FERRY_EINVAL,
+                          "module source: got NULL for %zu "
+                          "parameters",
+                          count);
     m = ferry__alloc(sizeof(*m));
     if (!m)
         return FERRY_ENOMEM;

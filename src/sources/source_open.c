@@ -15,8 +15,8 @@ ferry_status ferry_source_gguf(const char *path, ferry_source *out_source)
 
     if (!path)
         return ferry_fail(FERRY_EINVAL, "gguf source: path is NULL");
-    FERRY_TRY(ferry__module_symbol(FERRY__GGUF_MODULE, FERRY__GGUF_SYMBOL,
-                                   &symbol));
+    FERRY_TRY(
+        ferry__module_symbol(FERRY__GGUF_MODULE, FERRY__GGUF_SYMBOL, &symbol));
     /* C has no cast from an object pointer to a function pointer. */
     memcpy(&open_gguf, &symbol, sizeof(open_gguf));
     return open_gguf(path, out_source);
@@ -43,8 +43,10 @@ static ferry_status open_folder(const char *path, ferry_source *out_source)
     } else if (st == FERRY_EIO) {
         FERRY_TRY(ferry__find_gguf(path, &file));
         if (!file)
-            return ferry_fail(FERRY_EIO, "folder %s: holds no safetensors "
-                              "file, no index and no GGUF file", path);
+            return ferry_fail(FERRY_EIO,
+                              "folder %s: holds no safetensors "
+                              "file, no index and no GGUF file",
+                              path);
         st = ferry_source_gguf(file, out_source);
     }
     ferry__free(file);

@@ -31,8 +31,8 @@ static size_t elem_bytes(ferry_dtype dtype)
     }
 }
 
-static unsigned char *gather_dim(const ferry_tensor *t, int32_t dim,
-                                 int64_t at, unsigned char *out)
+static unsigned char *gather_dim(const ferry_tensor *t, int32_t dim, int64_t at,
+                                 unsigned char *out)
 {
     size_t n = elem_bytes(t->dtype);
 
@@ -59,8 +59,7 @@ static size_t expected_bytes(const expected_param *p)
     return n;
 }
 
-static void expect_meta(const ferry_param_meta *got,
-                        const expected_param *want)
+static void expect_meta(const ferry_param_meta *got, const expected_param *want)
 {
     assert_string_equal(got->name, want->name);
     assert_int_equal(got->dtype, want->dtype);
@@ -92,8 +91,7 @@ static void expect_item(const ferry_item *got, const expected_param *want)
     free(bytes);
 }
 
-void expect_pass(ferry_source *source, const expected_param *want,
-                 size_t count)
+void expect_pass(ferry_source *source, const expected_param *want, size_t count)
 {
     const ferry_param_meta *params;
     ferry_item item;
@@ -139,8 +137,7 @@ const char *test_path(const char *name)
     const char *folder = getenv("TMPDIR");
     char *path = paths[turn++ % 4];
 
-    snprintf(path, sizeof(paths[0]), "%s/%s", folder ? folder : "/tmp",
-             name);
+    snprintf(path, sizeof(paths[0]), "%s/%s", folder ? folder : "/tmp", name);
     return path;
 }
 
@@ -174,7 +171,6 @@ const char *write_safetensors(const char *name, const char *header,
 void expect_error(ferry_status got, ferry_status want, const char *text)
 {
     if (got != want || !strstr(ferry_last_error(), text))
-        fail_msg("got %s \"%s\", want %s with \"%s\"",
-                 ferry_status_name(got), ferry_last_error(),
-                 ferry_status_name(want), text);
+        fail_msg("got %s \"%s\", want %s with \"%s\"", ferry_status_name(got),
+                 ferry_last_error(), ferry_status_name(want), text);
 }

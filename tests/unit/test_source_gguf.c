@@ -13,11 +13,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q4_1 = 3, TYPE_Q8_0 = 8,
-       TYPE_I32 = 26, TYPE_BF16 = 30 };
+enum {
+    TYPE_F32 = 0,
+    TYPE_F16 = 1,
+    TYPE_Q4_1 = 3,
+    TYPE_Q8_0 = 8,
+    TYPE_I32 = 26,
+    TYPE_BF16 = 30
+};
 enum { META_U32 = 4, META_STRING = 8, META_ARRAY = 9 };
 
-#define COLS 32
+#define COLS   32
 #define Q_ROWS 8 /* two heads of four rows */
 #define K_ROWS 4 /* one head */
 
@@ -162,8 +168,7 @@ static void make_q4(void)
         for (int c = 0; c < COLS; c++) {
             int nibble = c < 16 ? c : 15 - (c - 16);
 
-            q_f32[r * COLS + c] =
-                (float)(nibble * 3 + 10 * stored_row(r));
+            q_f32[r * COLS + c] = (float)(nibble * 3 + 10 * stored_row(r));
         }
     }
 }
@@ -204,8 +209,7 @@ static void put_weights(void)
                sizeof(k_f16));
     put_tensor("blk.0.attn_v.weight", TYPE_BF16, K_ROWS, COLS, v_bf16,
                sizeof(v_bf16));
-    put_tensor("blk.0.attn_norm.weight", TYPE_F32, 0, COLS, norm,
-               sizeof(norm));
+    put_tensor("blk.0.attn_norm.weight", TYPE_F32, 0, COLS, norm, sizeof(norm));
 }
 
 static const char *write_llama(void)
@@ -289,8 +293,7 @@ static void b6_every_name(void **state)
         {"token_embd.weight", "model.embed_tokens.weight"},
         {"output_norm.weight", "model.norm.weight"},
         {"output.weight", "lm_head.weight"},
-        {"blk.12.attn_norm.weight",
-         "model.layers.12.input_layernorm.weight"},
+        {"blk.12.attn_norm.weight", "model.layers.12.input_layernorm.weight"},
         {"blk.12.attn_q.weight", "model.layers.12.self_attn.q_proj.weight"},
         {"blk.12.attn_k.weight", "model.layers.12.self_attn.k_proj.weight"},
         {"blk.12.attn_k.bias", "model.layers.12.self_attn.k_proj.bias"},
@@ -317,10 +320,10 @@ static void b6_every_name(void **state)
     start(N, 1);
     put_text("general.architecture", "qwen3");
     for (int i = 0; i < N; i++)
-        put_tensor(names[i][0], TYPE_F32,
-                   strstr(names[i][0], "norm") || strstr(names[i][0], "bias")
-                       ? 0 : 1,
-                   2, norm, 8);
+        put_tensor(
+            names[i][0], TYPE_F32,
+            strstr(names[i][0], "norm") || strstr(names[i][0], "bias") ? 0 : 1,
+            2, norm, 8);
     path = finish("names.gguf");
     assert_int_equal(ferry_source_gguf(path, &source), FERRY_OK);
     assert_int_equal(source.ops->metadata(source.self, &params, &count),

@@ -17,8 +17,7 @@ static ferry_tensor tensor(void *data, ferry_dtype dtype, int32_t ndim,
 {
     ferry_tensor t;
 
-    assert_int_equal(ferry_tensor_init(&t, data, dtype, ndim, shape),
-                     FERRY_OK);
+    assert_int_equal(ferry_tensor_init(&t, data, dtype, ndim, shape), FERRY_OK);
     return t;
 }
 
@@ -44,8 +43,7 @@ static void b2_any_number_of_passes_with_any_strides(void **state)
     tensors[3] = tensor(grid, FERRY_DTYPE_F32, 1, shape);
     tensors[3].offset = 5;
     tensors[3].stride[0] = -1;
-    assert_int_equal(ferry_source_module(names, tensors, 4, &source),
-                     FERRY_OK);
+    assert_int_equal(ferry_source_module(names, tensors, 4, &source), FERRY_OK);
     assert_true(source.ops->flags & FERRY_SOURCE_STABLE);
     /* The source keeps its own copy of views and names. */
     memset(tensors, 0, sizeof(tensors));
@@ -96,8 +94,7 @@ static void b5_tied_names_are_both_sent(void **state)
 
     (void)state;
     tensors[0] = tensors[1] = tensor(grid, FERRY_DTYPE_F32, 2, shape);
-    assert_int_equal(ferry_source_module(names, tensors, 2, &source),
-                     FERRY_OK);
+    assert_int_equal(ferry_source_module(names, tensors, 2, &source), FERRY_OK);
     expect_pass(&source, want, 2);
     assert_int_equal(source.ops->begin(source.self), FERRY_OK);
     assert_int_equal(source.ops->next(source.self, &item), FERRY_OK);
@@ -116,14 +113,14 @@ static void wrong_entries_are_refused_by_name(void **state)
 
     (void)state;
     tensors[0] = tensors[1] = tensor(grid, FERRY_DTYPE_F32, 2, shape);
-    expect_error(ferry_source_module(names, tensors, 2, &source),
-                 FERRY_EEXIST, "parameter a");
-    expect_error(ferry_source_module(&empty, tensors, 1, &source),
-                 FERRY_EINVAL, "position 0: its name is empty");
-    expect_error(ferry_source_module(&none, tensors, 1, &source),
-                 FERRY_EINVAL, "position 0: its name is NULL");
-    expect_error(ferry_source_module(NULL, tensors, 1, &source),
-                 FERRY_EINVAL, "NULL for 1");
+    expect_error(ferry_source_module(names, tensors, 2, &source), FERRY_EEXIST,
+                 "parameter a");
+    expect_error(ferry_source_module(&empty, tensors, 1, &source), FERRY_EINVAL,
+                 "position 0: its name is empty");
+    expect_error(ferry_source_module(&none, tensors, 1, &source), FERRY_EINVAL,
+                 "position 0: its name is NULL");
+    expect_error(ferry_source_module(NULL, tensors, 1, &source), FERRY_EINVAL,
+                 "NULL for 1");
     t = tensors[0];
     t.data = NULL;
     expect_error(ferry_source_module(names, &t, 1, &source), FERRY_EINVAL,

@@ -16,9 +16,9 @@
 #include <unistd.h>
 
 /* Two tensors in 16 bytes, padded so that the data is aligned. */
-#define TWO                                                                   \
-    "{\"__metadata__\":{\"format\":\"pt\"},"                                  \
-    "\"b\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[4,16]},"        \
+#define TWO                                                                    \
+    "{\"__metadata__\":{\"format\":\"pt\"},"                                   \
+    "\"b\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[4,16]},"         \
     "\"a\":{\"dtype\":\"BF16\",\"shape\":[1,2],\"data_offsets\":[0,4]}}"
 
 static const unsigned char data[64] = {
@@ -52,8 +52,8 @@ static void remove_files(const char *const *names)
 
 static void b6_single_file_in_the_order_of_its_bytes(void **state)
 {
-    const char *path = write_safetensors("two.safetensors", padded(TWO),
-                                         data, 16);
+    const char *path =
+        write_safetensors("two.safetensors", padded(TWO), data, 16);
     ferry_source source = {0};
 
     (void)state;
@@ -75,13 +75,20 @@ static void b6_every_dtype_scalars_and_empty_shapes(void **state)
         ferry_dtype dtype;
         int bytes;
     } rows[] = {
-        {"F64", FERRY_DTYPE_F64, 8},         {"I64", FERRY_DTYPE_I64, 8},
-        {"U64", FERRY_DTYPE_U64, 8},         {"F32", FERRY_DTYPE_F32, 4},
-        {"I32", FERRY_DTYPE_I32, 4},         {"U32", FERRY_DTYPE_U32, 4},
-        {"F16", FERRY_DTYPE_F16, 2},         {"BF16", FERRY_DTYPE_BF16, 2},
-        {"I16", FERRY_DTYPE_I16, 2},         {"U16", FERRY_DTYPE_U16, 2},
-        {"I8", FERRY_DTYPE_I8, 1},           {"U8", FERRY_DTYPE_U8, 1},
-        {"BOOL", FERRY_DTYPE_BOOL, 1},       {"F8_E4M3", FERRY_DTYPE_F8_E4M3, 1},
+        {"F64", FERRY_DTYPE_F64, 8},
+        {"I64", FERRY_DTYPE_I64, 8},
+        {"U64", FERRY_DTYPE_U64, 8},
+        {"F32", FERRY_DTYPE_F32, 4},
+        {"I32", FERRY_DTYPE_I32, 4},
+        {"U32", FERRY_DTYPE_U32, 4},
+        {"F16", FERRY_DTYPE_F16, 2},
+        {"BF16", FERRY_DTYPE_BF16, 2},
+        {"I16", FERRY_DTYPE_I16, 2},
+        {"U16", FERRY_DTYPE_U16, 2},
+        {"I8", FERRY_DTYPE_I8, 1},
+        {"U8", FERRY_DTYPE_U8, 1},
+        {"BOOL", FERRY_DTYPE_BOOL, 1},
+        {"F8_E4M3", FERRY_DTYPE_F8_E4M3, 1},
         {"F8_E5M2", FERRY_DTYPE_F8_E5M2, 1},
     };
     enum { N = sizeof(rows) / sizeof(rows[0]) };
@@ -96,8 +103,8 @@ static void b6_every_dtype_scalars_and_empty_shapes(void **state)
                 "\"%s\":{\"dtype\":\"%s\",\"shape\":[],"
                 "\"data_offsets\":[%d,%d]},",
                 rows[i].text, rows[i].text, at, at + rows[i].bytes);
-        want[i] = (expected_param){
-            rows[i].text, rows[i].dtype, 0, {0}, data + at};
+        want[i] =
+            (expected_param){rows[i].text, rows[i].dtype, 0, {0}, data + at};
         at += rows[i].bytes;
     }
     sprintf(header + strlen(header),
@@ -105,8 +112,8 @@ static void b6_every_dtype_scalars_and_empty_shapes(void **state)
             "\"data_offsets\":[%d,%d]}}",
             at, at);
     want[N] = (expected_param){"none", FERRY_DTYPE_U8, 2, {0, 4}, data};
-    path = strdup(write_safetensors("all.safetensors", padded(header), data,
-                                    (size_t)at));
+    path = strdup(
+        write_safetensors("all.safetensors", padded(header), data, (size_t)at));
     assert_int_equal(ferry_source_safetensors(path, &source), FERRY_OK);
     expect_pass(&source, want, N + 1);
     ferry_source_close(&source);
@@ -150,8 +157,8 @@ static void b6_no_tensors_at_all(void **state)
     remove(path);
 }
 
-#define ENTRY(dtype, shape, offsets)                                          \
-    "{\"w\":{\"dtype\":" dtype ",\"shape\":" shape                            \
+#define ENTRY(dtype, shape, offsets)                                           \
+    "{\"w\":{\"dtype\":" dtype ",\"shape\":" shape                             \
     ",\"data_offsets\":" offsets "}}"
 
 static void malformed_headers_are_named(void **state)
@@ -179,11 +186,9 @@ static void malformed_headers_are_named(void **state)
         {ENTRY("\"F32\"", "[4611686018427387904,4]", "[0,8]"), 8,
          "parameter w: the size of its shape"},
         {ENTRY("\"F32\"", "[2]", "[0]"), 8, "parameter w: data_offsets"},
-        {ENTRY("\"F32\"", "[2]", "[0,8,9]"), 8,
-         "parameter w: data_offsets"},
+        {ENTRY("\"F32\"", "[2]", "[0,8,9]"), 8, "parameter w: data_offsets"},
         {ENTRY("\"F32\"", "[2]", "[-8,0]"), 8, "parameter w: data_offsets"},
-        {ENTRY("\"F32\"", "[2]", "[0,\"8\"]"), 8,
-         "parameter w: data_offsets"},
+        {ENTRY("\"F32\"", "[2]", "[0,\"8\"]"), 8, "parameter w: data_offsets"},
         {ENTRY("\"F32\"", "[2]", "[8,0]"), 8,
          "parameter w: begins at byte 8 and ends at byte 0"},
         {ENTRY("\"F32\"", "[2]", "[0,8]"), 7,
@@ -200,15 +205,15 @@ static void malformed_headers_are_named(void **state)
         {"{\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
          "\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
          2, "header"},
-        {"{\"\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}",
-         1, "empty"},
+        {"{\"\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+         "empty"},
     };
     ferry_source source = {0};
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const char *path = write_safetensors(
-            "bad.safetensors", cases[i].header, data, cases[i].data_bytes);
+        const char *path = write_safetensors("bad.safetensors", cases[i].header,
+                                             data, cases[i].data_bytes);
 
         expect_error(ferry_source_safetensors(path, &source), FERRY_EINVAL,
                      cases[i].text);
@@ -245,15 +250,14 @@ static void malformed_lengths_are_named(void **state)
     remove(path);
     expect_error(ferry_source_safetensors(path, &source), FERRY_EIO,
                  "short.safetensors");
-    expect_error(ferry_source_safetensors(NULL, &source), FERRY_EINVAL,
-                 "NULL");
+    expect_error(ferry_source_safetensors(NULL, &source), FERRY_EINVAL, "NULL");
     expect_error(ferry_source_safetensors("/dev/null", &source), FERRY_EIO,
                  "not a regular file");
 }
 
 /* ---- sharded ---- */
 
-#define ONE(name)                                                             \
+#define ONE(name)                                                              \
     "{\"" name "\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}"
 
 static const char *write_index(const char *json)
@@ -344,8 +348,8 @@ static void malformed_indexes_are_named(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const char *path = write_index(cases[i].json);
 
-        expect_error(ferry_source_safetensors(path, &source),
-                     cases[i].status, cases[i].text);
+        expect_error(ferry_source_safetensors(path, &source), cases[i].status,
+                     cases[i].text);
         assert_null(source.ops);
     }
     remove_files(SHARDS);
