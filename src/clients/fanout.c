@@ -109,16 +109,19 @@ static void wait_all(call *c, bool may_starve)
 static void start_job(call *c, size_t i)
 {
     job *j = &c->jobs[i];
+    ferry_status status;
 
     j->call = c;
     j->index = i;
     pthread_mutex_lock(&c->lock);
     c->n_running++;
     pthread_mutex_unlock(&c->lock);
-    j->status = ferry__thread_start(&j->thread, "ferry-fanout", run_job, j);
-    j->started = j->status == FERRY_OK;
+    /* From its start on, the job's result is its thread's to write. */
+    status = ferry__thread_start(&j->thread, "ferry-fanout", run_job, j);
+    j->started = status == FERRY_OK;
     if (j->started)
         return;
+    j->status = status;
     snprintf(j->line, sizeof(j->line), "%s", ferry_last_error());
     pthread_mutex_lock(&c->lock);
     c->n_running--;
