@@ -192,8 +192,8 @@ static ferry__merge *merge_slot(const ferry__bpe *bpe, int32_t left,
 {
     size_t mask = bpe->merge_slots - 1, at = hash_pair(left, right) & mask;
 
-    while (bpe->merges[at].left >= 0 && (bpe->merges[at].left != left ||
-                                         bpe->merges[at].right != right))
+    while (bpe->merges[at].left >= 0 &&
+           (bpe->merges[at].left != left || bpe->merges[at].right != right))
         at = (at + 1) & mask;
     return &bpe->merges[at];
 }
@@ -233,8 +233,8 @@ ferry_status ferry__bpe_merge(ferry__bpe *bpe, const char *left,
 {
     ferry__merge merge = {0}, *slot;
     ferry__str text = {0};
-    ferry_status st = find_merged(bpe, &text, left, left_length, right,
-                                  right_length, &merge);
+    ferry_status st =
+        find_merged(bpe, &text, left, left_length, right, right_length, &merge);
 
     ferry__str_free(&text);
     FERRY_TRY(st);
@@ -291,8 +291,7 @@ static ferry_status push(merging *m, candidate c)
 {
     size_t at = m->count;
 
-    FERRY_TRY(ferry__grow(&m->heap, &m->capacity, m->count,
-                          sizeof(*m->heap)));
+    FERRY_TRY(ferry__grow(&m->heap, &m->capacity, m->count, sizeof(*m->heap)));
     m->count++;
     while (at > 0 && before(&c, &m->heap[(at - 1) / 2])) {
         m->heap[at] = m->heap[(at - 1) / 2];
@@ -408,8 +407,7 @@ static ferry_status find_whole(const ferry__bpe *bpe, const char *piece,
     fill_alphabet(chars);
     for (i = 0; i < length; i++)
         n += put_utf8(text + n, chars[(unsigned char)piece[i]]);
-    *out_id =
-        ferry__table_get(&bpe->by_text, text, &id) ? (int32_t)id : -1;
+    *out_id = ferry__table_get(&bpe->by_text, text, &id) ? (int32_t)id : -1;
     ferry__free(text);
     return FERRY_OK;
 }

@@ -14,18 +14,18 @@ typedef struct ferry__ids {
 ferry_status ferry__ids_add(ferry__ids *ids, int32_t id);
 
 typedef struct ferry__token {
-    char *text;    /* as the vocabulary spells it; NULL: a gap in the ids */
-    char *bytes;   /* what it stands for */
+    char *text;  /* as the vocabulary spells it; NULL: a gap in the ids */
+    char *bytes; /* what it stands for */
     size_t n_bytes;
-    bool special;  /* not part of the text that is shown */
-    bool added;    /* found in text as it is, before any piece is cut */
+    bool special; /* not part of the text that is shown */
+    bool added;   /* found in text as it is, before any piece is cut */
 } ferry__token;
 
 typedef struct ferry__bpe {
     ferry__token *tokens; /* by id */
     size_t n_tokens;
     ferry__table by_text;
-    int32_t byte_ids[256]; /* -1: the vocabulary lacks it */
+    int32_t byte_ids[256];       /* -1: the vocabulary lacks it */
     struct ferry__merge *merges; /* open addressing */
     size_t n_merges, merge_slots;
     bool whole_first; /* a piece that is a token is not merged up */

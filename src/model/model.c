@@ -113,8 +113,7 @@ static ferry_status check_options(const ferry__model_options *o)
         return ferry_fail(FERRY_EINVAL,
                           "tensor-parallel rank %d of %d needs a group, got "
                           "rank %d of %d",
-                          o->tp_rank, o->tp_size,
-                          o->comm ? o->comm->rank : -1,
+                          o->tp_rank, o->tp_size, o->comm ? o->comm->rank : -1,
                           o->comm ? o->comm->world_size : 0);
     return FERRY_OK;
 }

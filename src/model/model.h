@@ -14,14 +14,14 @@ typedef struct ferry__model ferry__model;
 
 typedef struct ferry__model_options {
     const ferry__model_config *config;
-    ferry_dtype kernel;      /* F32, BF16 or Q8_0: linear weights, embedding
+    ferry_dtype kernel; /* F32, BF16 or Q8_0: linear weights, embedding
                                 and head; norms and biases are always F32 */
     int32_t tp_rank, tp_size;
-    ferry__comm *comm;       /* NULL when tp_size is 1; borrowed */
-    int32_t max_seqs;        /* cache slots */
-    int32_t max_len;         /* positions per slot */
+    ferry__comm *comm; /* NULL when tp_size is 1; borrowed */
+    int32_t max_seqs;  /* cache slots */
+    int32_t max_len;   /* positions per slot */
     int32_t n_threads;
-    bool storage_only;       /* no caches and no forward pass: for verify */
+    bool storage_only; /* no caches and no forward pass: for verify */
 } ferry__model_options;
 
 ferry_status ferry__model_create(const ferry__model_options *options,
@@ -36,16 +36,15 @@ const ferry_model *ferry__model_table(ferry__model *model);
 /* A source of random weights for `config`: a seeded function of name and flat
  * index (normal, scale 0.02; norms 1), so the same whatever the sharding. */
 ferry_status ferry__model_dummy_source(const ferry__model_config *config,
-                                       uint64_t seed,
-                                       ferry_source *out_source);
+                                       uint64_t seed, ferry_source *out_source);
 
 int32_t ferry__model_tp_rank(const ferry__model *model);
 
 /* One sequence's share of a step. */
 typedef struct ferry__seq_step {
-    int32_t slot;            /* cache slot, 0..max_seqs-1 */
-    int32_t position;        /* of tokens[0]; earlier ones are in the cache */
-    int32_t n_tokens;        /* >= 1 */
+    int32_t slot;     /* cache slot, 0..max_seqs-1 */
+    int32_t position; /* of tokens[0]; earlier ones are in the cache */
+    int32_t n_tokens; /* >= 1 */
     const int32_t *tokens;
 } ferry__seq_step;
 
@@ -54,9 +53,8 @@ typedef struct ferry__seq_step {
  * NULL on the others. Blocks; bounded by timeout_ms in its collectives. A
  * token out of the vocabulary or a position beyond max_len: FERRY_EINVAL. */
 ferry_status ferry__model_forward(ferry__model *model,
-                                  const ferry__seq_step *steps,
-                                  int32_t n_seqs, float *out_logits,
-                                  int64_t timeout_ms);
+                                  const ferry__seq_step *steps, int32_t n_seqs,
+                                  float *out_logits, int64_t timeout_ms);
 /* Bytes of weights and caches held. */
 size_t ferry__model_bytes(const ferry__model *model);
 

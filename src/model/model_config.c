@@ -94,8 +94,7 @@ static ferry_status check_numbers(const ferry__model_config *c)
 {
     FERRY_TRY(check_range("vocab_size", c->vocab_size, 1 << 24));
     FERRY_TRY(check_range("hidden_size", c->hidden_size, 1 << 20));
-    FERRY_TRY(
-        check_range("intermediate_size", c->intermediate_size, 1 << 22));
+    FERRY_TRY(check_range("intermediate_size", c->intermediate_size, 1 << 22));
     FERRY_TRY(check_range("num_hidden_layers", c->n_layers, 4096));
     FERRY_TRY(check_range("num_attention_heads", c->n_heads, 1 << 14));
     FERRY_TRY(check_range("num_key_value_heads", c->n_kv_heads, 1 << 14));
@@ -107,8 +106,7 @@ ferry_status ferry__config_validate(const ferry__model_config *c)
 {
     FERRY_TRY(check_numbers(c));
     if (c->head_dim % 2 != 0)
-        return ferry_fail(FERRY_EINVAL,
-                          "head_dim %lld is not a multiple of 2",
+        return ferry_fail(FERRY_EINVAL, "head_dim %lld is not a multiple of 2",
                           (long long)c->head_dim);
     if (c->n_heads % c->n_kv_heads != 0)
         return ferry_fail(FERRY_EINVAL,
@@ -141,8 +139,8 @@ ferry_status ferry__model_config_open(const char *path,
     return st;
 }
 
-static ferry_status check_multiple(const char *what, int64_t value,
-                                   int64_t of, const char *of_what)
+static ferry_status check_multiple(const char *what, int64_t value, int64_t of,
+                                   const char *of_what)
 {
     if (value % of == 0)
         return FERRY_OK;

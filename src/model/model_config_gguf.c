@@ -62,16 +62,15 @@ static ferry_status read_sizes(reader *r, ferry__model_config *c)
                           (long long)c->n_heads, (long long)c->hidden_size);
     FERRY_TRY(
         get_int(r, "attention.head_count_kv", c->n_heads, &c->n_kv_heads));
-    FERRY_TRY(get_int(r, "attention.key_length",
-                      c->hidden_size / c->n_heads, &c->head_dim));
+    FERRY_TRY(get_int(r, "attention.key_length", c->hidden_size / c->n_heads,
+                      &c->head_dim));
     FERRY_TRY(get_int(r, "rope.dimension_count", c->head_dim, &rotary));
     if (rotary != c->head_dim)
         return ferry_fail(FERRY_ENOTSUP,
                           "rope.dimension_count %lld of head size %lld is "
                           "not served",
                           (long long)rotary, (long long)c->head_dim);
-    if (!ferry__gguf_meta_shape(r->meta, "token_embd.weight", shape,
-                                &ndim) ||
+    if (!ferry__gguf_meta_shape(r->meta, "token_embd.weight", shape, &ndim) ||
         ndim != 2)
         return ferry_fail(FERRY_EINVAL,
                           "tensor token_embd.weight is missing or not 2-D");
@@ -91,8 +90,7 @@ static ferry_status read_rope_factors(reader *r, ferry__model_config *c)
     if (c->head_dim < 2 || n > (int64_t)(sizeof(factors) / sizeof(float)))
         return ferry_fail(FERRY_EINVAL, "head_dim %lld is out of range",
                           (long long)c->head_dim);
-    FERRY_TRY(ferry__gguf_meta_f32(r->meta, "rope_freqs.weight", n,
-                                   factors));
+    FERRY_TRY(ferry__gguf_meta_f32(r->meta, "rope_freqs.weight", n, factors));
     c->rope_low_freq = 1.0;
     c->rope_high_freq = 4.0;
     c->rope_original_positions = 8192;
@@ -160,11 +158,10 @@ static ferry_status read_meta(const ferry__gguf_meta *meta,
     FERRY_TRY(ferry__gguf_meta_text(meta, "general.architecture", &r.arch));
     FERRY_TRY(ferry__arch_find(r.arch, true, &c->arch));
     FERRY_TRY(read_sizes(&r, c));
-    FERRY_TRY(get_float(&r, "attention.layer_norm_rms_epsilon", 1e-6,
-                        &c->rms_eps));
+    FERRY_TRY(
+        get_float(&r, "attention.layer_norm_rms_epsilon", 1e-6, &c->rms_eps));
     FERRY_TRY(read_rope(&r, c));
-    c->tied =
-        !ferry__gguf_meta_shape(meta, "output.weight", shape, &ndim);
+    c->tied = !ferry__gguf_meta_shape(meta, "output.weight", shape, &ndim);
     c->qkv_bias = c->arch == FERRY__ARCH_QWEN2;
     c->qk_norm = c->arch == FERRY__ARCH_QWEN3;
     return read_tokens(&r, c);

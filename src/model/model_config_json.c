@@ -19,8 +19,8 @@ static const json_t *get(const json_t *o, const char *key)
     return json_is_null(v) ? NULL : v;
 }
 
-static ferry_status get_int(const json_t *o, const char *key,
-                            int64_t fallback, int64_t *out)
+static ferry_status get_int(const json_t *o, const char *key, int64_t fallback,
+                            int64_t *out)
 {
     const json_t *v = get(o, key);
 
@@ -95,13 +95,11 @@ static ferry_status read_sizes(const json_t *o, ferry__model_config *c)
         return ferry_fail(FERRY_EINVAL,
                           "num_attention_heads must be above 0, got %lld",
                           (long long)c->n_heads);
-    FERRY_TRY(
-        get_int(o, "num_key_value_heads", c->n_heads, &c->n_kv_heads));
+    FERRY_TRY(get_int(o, "num_key_value_heads", c->n_heads, &c->n_kv_heads));
     FERRY_TRY(get_int(o, "head_dim",
                       c->hidden_size > 0 ? c->hidden_size / c->n_heads : 0,
                       &c->head_dim));
-    FERRY_TRY(
-        get_int(o, "max_position_embeddings", 2048, &c->max_positions));
+    FERRY_TRY(get_int(o, "max_position_embeddings", 2048, &c->max_positions));
     return get_number(o, "rms_norm_eps", 1e-6, &c->rms_eps);
 }
 
@@ -196,8 +194,7 @@ static ferry_status read_object(const json_t *o, ferry__model_config *c)
     return read_features(o, c);
 }
 
-static ferry_status load(const char *path, const char *what,
-                         json_t **out_value)
+static ferry_status load(const char *path, const char *what, json_t **out_value)
 {
     char *text = NULL;
     size_t length = 0;
@@ -218,8 +215,7 @@ static ferry_status read_generation(const char *path, ferry__model_config *c)
     bool gguf;
     ferry_status st;
 
-    FERRY_TRY(ferry__model_file(path, "generation_config.json", &file,
-                                &gguf));
+    FERRY_TRY(ferry__model_file(path, "generation_config.json", &file, &gguf));
     st = load(file, "generation_config.json", &value);
     ferry__free(file);
     if (st == FERRY_EUNKNOWN)

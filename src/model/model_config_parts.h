@@ -19,7 +19,6 @@ void ferry__config_add_eos(ferry__model_config *config, int64_t id);
 ferry_status ferry__config_validate(const ferry__model_config *config);
 /* Base frequency over scaled frequency of rotary pair `pair`: what llama3
  * scaling divides angles by; 1 without scaling. */
-double ferry__rope_freq_factor(const ferry__model_config *config,
-                               int64_t pair);
+double ferry__rope_freq_factor(const ferry__model_config *config, int64_t pair);
 
 #endif

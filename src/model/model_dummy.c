@@ -108,8 +108,8 @@ static ferry_status dummy_next(void *self, ferry_item *out_item)
     if (d->next == d->count)
         return FERRY_DONE;
     meta = &d->params[d->next];
-    count = (size_t)meta->shape[0] *
-            (size_t)(meta->ndim > 1 ? meta->shape[1] : 1);
+    count =
+        (size_t)meta->shape[0] * (size_t)(meta->ndim > 1 ? meta->shape[1] : 1);
     FERRY_TRY(reserve(d, count));
     fill(d, meta, count);
     item.name = meta->name;
@@ -158,8 +158,7 @@ ferry_status ferry__model_dummy_source(const ferry__model_config *config,
         return FERRY_ENOMEM;
     d->config = *config;
     d->seed = seed;
-    st = ferry__checkpoint_list(config, FERRY_DTYPE_F32, &d->params,
-                                &d->count);
+    st = ferry__checkpoint_list(config, FERRY_DTYPE_F32, &d->params, &d->count);
     if (st < 0) {
         dummy_close(d);
         return st;

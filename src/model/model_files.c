@@ -56,8 +56,8 @@ ferry_status ferry__model_file(const char *path, const char *name,
     if (S_ISDIR(info.st_mode))
         return join(path, strlen(path), name, out_path);
     if (!S_ISREG(info.st_mode))
-        return ferry_fail(FERRY_EINVAL,
-                          "%s: neither a file nor a folder", path);
+        return ferry_fail(FERRY_EINVAL, "%s: neither a file nor a folder",
+                          path);
     slash = strrchr(path, '/');
     if (has_gguf_magic(path)) {
         *out_gguf = true;
@@ -81,8 +81,8 @@ static ferry_status read_all(int fd, char *text, size_t length)
         if (n < 0)
             return ferry_fail(FERRY_EIO, "%s", strerror(errno));
         if (n == 0)
-            return ferry_fail(FERRY_EIO, "%zu bytes expected, got %zu",
-                              length, done);
+            return ferry_fail(FERRY_EIO, "%zu bytes expected, got %zu", length,
+                              done);
         done += (size_t)n;
     }
     return FERRY_OK;
@@ -122,8 +122,8 @@ ferry_status ferry__model_read(const char *path, size_t max_bytes,
     ferry_status st;
 
     if (fd < 0)
-        return ferry_fail(errno == ENOENT ? FERRY_EUNKNOWN : FERRY_EIO,
-                          "%s", strerror(errno));
+        return ferry_fail(errno == ENOENT ? FERRY_EUNKNOWN : FERRY_EIO, "%s",
+                          strerror(errno));
     st = read_open(fd, max_bytes, out_text, out_length);
     close(fd);
     return st;

@@ -28,8 +28,8 @@ ferry_status ferry__gguf_meta_open(const char *path, ferry__gguf_meta **out);
 void ferry__gguf_meta_close(ferry__gguf_meta **meta);
 /* The getters answer FERRY_EUNKNOWN (with a line) when the key is absent and
  * FERRY_EINVAL when its type is another. Strings are borrowed. */
-ferry_status ferry__gguf_meta_int(const ferry__gguf_meta *meta,
-                                  const char *key, int64_t *out);
+ferry_status ferry__gguf_meta_int(const ferry__gguf_meta *meta, const char *key,
+                                  int64_t *out);
 ferry_status ferry__gguf_meta_float(const ferry__gguf_meta *meta,
                                     const char *key, double *out);
 ferry_status ferry__gguf_meta_bool(const ferry__gguf_meta *meta,

@@ -50,8 +50,8 @@ static bool is_mine(const ferry__shard *s, int32_t token)
 }
 
 void ferry__run_reduce_embedding(struct ggml_tensor *dst,
-                                 const struct ggml_tensor *a, int ith,
-                                 int nth, void *run)
+                                 const struct ggml_tensor *a, int ith, int nth,
+                                 void *run)
 {
     ferry__run *r = run;
     int64_t i;
@@ -70,8 +70,8 @@ void ferry__run_reduce_embedding(struct ggml_tensor *dst,
 
 /* ---- checks ---- */
 
-static ferry_status check_step(const ferry__model *m,
-                               const ferry__seq_step *s, int32_t index)
+static ferry_status check_step(const ferry__model *m, const ferry__seq_step *s,
+                               int32_t index)
 {
     int32_t i;
 
@@ -118,11 +118,10 @@ static ferry_status check_steps(const ferry__model *m,
     int32_t i;
 
     if (!m->run)
-        return ferry_fail(FERRY_ENOTSUP,
-                          "the model was made for storage only");
+        return ferry_fail(FERRY_ENOTSUP, "the model was made for storage only");
     if (n_seqs < 1 || n_seqs > m->max_seqs)
-        return ferry_fail(FERRY_EINVAL, "%d sequences, the limit is %d",
-                          n_seqs, m->max_seqs);
+        return ferry_fail(FERRY_EINVAL, "%d sequences, the limit is %d", n_seqs,
+                          m->max_seqs);
     for (i = 0; i < n_seqs; i++) {
         FERRY_TRY(check_step(m, &steps[i], i));
         total += steps[i].n_tokens;
@@ -149,9 +148,8 @@ static void fill_inputs(const ferry__run *run, const ferry__graph *g,
         for (j = 0; j < steps[i].n_tokens; j++, at++) {
             int32_t token = steps[i].tokens[j];
 
-            rows[at] = is_mine(shard, token)
-                           ? token - (int32_t)shard->vocab_first
-                           : 0;
+            rows[at] =
+                is_mine(shard, token) ? token - (int32_t)shard->vocab_first : 0;
             positions[at] = steps[i].position + j;
         }
         if (last)
@@ -231,12 +229,10 @@ static ferry_status collect(ferry__run *run, const ferry__graph *g,
     return FERRY_OK;
 }
 
-static ferry_status gather_tokens(const ferry__seq_step *steps,
-                                  int32_t n_seqs, int32_t n_tokens,
-                                  int32_t **out_tokens)
+static ferry_status gather_tokens(const ferry__seq_step *steps, int32_t n_seqs,
+                                  int32_t n_tokens, int32_t **out_tokens)
 {
-    int32_t *tokens =
-        ferry__alloc_array((size_t)n_tokens, sizeof(*tokens));
+    int32_t *tokens = ferry__alloc_array((size_t)n_tokens, sizeof(*tokens));
     int32_t i, at = 0;
 
     if (!tokens)
@@ -251,9 +247,8 @@ static ferry_status gather_tokens(const ferry__seq_step *steps,
 }
 
 ferry_status ferry__model_forward(ferry__model *model,
-                                  const ferry__seq_step *steps,
-                                  int32_t n_seqs, float *out_logits,
-                                  int64_t timeout_ms)
+                                  const ferry__seq_step *steps, int32_t n_seqs,
+                                  float *out_logits, int64_t timeout_ms)
 {
     ferry__run *run = model->run;
     ferry__graph g = {0};

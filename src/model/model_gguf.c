@@ -19,8 +19,7 @@ struct ferry__gguf_meta {
     char *path;
 };
 
-static void forward_log(enum ggml_log_level level, const char *text,
-                        void *arg)
+static void forward_log(enum ggml_log_level level, const char *text, void *arg)
 {
     size_t n = strcspn(text, "\n");
 
@@ -58,8 +57,7 @@ ferry_status ferry__gguf_meta_open(const char *path, ferry__gguf_meta **out)
     meta->gguf = gguf_init_from_file(path, params);
     if (!meta->path || !meta->gguf) {
         ferry_status st =
-            meta->path ? ferry_fail(FERRY_EINVAL,
-                                    "ggml cannot read it as gguf")
+            meta->path ? ferry_fail(FERRY_EINVAL, "ggml cannot read it as gguf")
                        : FERRY_ENOMEM;
 
         ferry__gguf_meta_close(&meta);
@@ -101,8 +99,8 @@ static ferry_status wrong_type(const char *key, const char *wanted,
                       gguf_type_name(got));
 }
 
-ferry_status ferry__gguf_meta_int(const ferry__gguf_meta *meta,
-                                  const char *key, int64_t *out)
+ferry_status ferry__gguf_meta_int(const ferry__gguf_meta *meta, const char *key,
+                                  int64_t *out)
 {
     const struct gguf_context *g = meta->gguf;
     uint64_t big;
@@ -163,8 +161,7 @@ ferry_status ferry__gguf_meta_bool(const ferry__gguf_meta *meta,
 
     FERRY_TRY(find(meta, key, &id));
     if (gguf_get_kv_type(meta->gguf, id) != GGUF_TYPE_BOOL)
-        return wrong_type(key, "a bool",
-                          gguf_get_kv_type(meta->gguf, id));
+        return wrong_type(key, "a bool", gguf_get_kv_type(meta->gguf, id));
     *out = gguf_get_val_bool(meta->gguf, id);
     return FERRY_OK;
 }
@@ -176,8 +173,7 @@ ferry_status ferry__gguf_meta_text(const ferry__gguf_meta *meta,
 
     FERRY_TRY(find(meta, key, &id));
     if (gguf_get_kv_type(meta->gguf, id) != GGUF_TYPE_STRING)
-        return wrong_type(key, "a string",
-                          gguf_get_kv_type(meta->gguf, id));
+        return wrong_type(key, "a string", gguf_get_kv_type(meta->gguf, id));
     *out = gguf_get_val_str(meta->gguf, id);
     return FERRY_OK;
 }
@@ -191,7 +187,8 @@ static ferry_status find_array(const ferry__gguf_meta *meta, const char *key,
                           gguf_get_kv_type(meta->gguf, *out_id));
     if (gguf_get_arr_type(meta->gguf, *out_id) != type)
         return ferry_fail(
-            FERRY_EINVAL, "%s must be an array of %s, got of %s", key, gguf_type_name(type),
+            FERRY_EINVAL, "%s must be an array of %s, got of %s", key,
+            gguf_type_name(type),
             gguf_type_name(gguf_get_arr_type(meta->gguf, *out_id)));
     return FERRY_OK;
 }
@@ -209,8 +206,7 @@ ferry_status ferry__gguf_meta_texts(const ferry__gguf_meta *meta,
 const char *ferry__gguf_meta_text_at(const ferry__gguf_meta *meta,
                                      const char *key, size_t index)
 {
-    return gguf_get_arr_str(meta->gguf, gguf_find_key(meta->gguf, key),
-                            index);
+    return gguf_get_arr_str(meta->gguf, gguf_find_key(meta->gguf, key), index);
 }
 
 ferry_status ferry__gguf_meta_i32s(const ferry__gguf_meta *meta,
@@ -253,14 +249,12 @@ static ferry_status read_at(const ferry__gguf_meta *meta, uint64_t offset,
     close(fd);
     if (n != (ssize_t)size_bytes)
         return ferry_fail(FERRY_EIO, "%zu bytes at %llu expected, got %zd",
-                          size_bytes,
-                          (unsigned long long)offset, n);
+                          size_bytes, (unsigned long long)offset, n);
     return FERRY_OK;
 }
 
 ferry_status ferry__gguf_meta_f32(const ferry__gguf_meta *meta,
-                                  const char *tensor, int64_t count,
-                                  float *out)
+                                  const char *tensor, int64_t count, float *out)
 {
     const struct ggml_tensor *t = ggml_get_tensor(meta->tensors, tensor);
     int64_t id = gguf_find_tensor(meta->gguf, tensor);

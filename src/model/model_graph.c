@@ -49,8 +49,8 @@ static struct ggml_tensor *embed(const builder *b)
 
     if (b->m->shard.size == 1)
         return x;
-    return ggml_map_custom1_inplace(b->ctx, x, ferry__run_reduce_embedding,
-                                    1, b->run);
+    return ggml_map_custom1_inplace(b->ctx, x, ferry__run_reduce_embedding, 1,
+                                    b->run);
 }
 
 static struct ggml_tensor *rope(const builder *b, struct ggml_tensor *x)
@@ -80,10 +80,9 @@ static struct ggml_tensor *keys(const builder *b, struct ggml_tensor *cache,
 {
     int64_t n_kv = b->m->shard.n_kv_heads;
 
-    return ggml_view_3d(b->ctx, cache, cache->ne[0], n, n_kv, cache->nb[1],
-                        cache->nb[2],
-                        (size_t)(slot * n_kv) * cache->nb[2] +
-                            (size_t)first * cache->nb[1]);
+    return ggml_view_3d(
+        b->ctx, cache, cache->ne[0], n, n_kv, cache->nb[1], cache->nb[2],
+        (size_t)(slot * n_kv) * cache->nb[2] + (size_t)first * cache->nb[1]);
 }
 
 /* The same of the values: (n, head_dim, kv heads). */
@@ -92,10 +91,9 @@ static struct ggml_tensor *values(const builder *b, struct ggml_tensor *cache,
 {
     int64_t n_kv = b->m->shard.n_kv_heads;
 
-    return ggml_view_3d(b->ctx, cache, n, cache->ne[1], n_kv, cache->nb[1],
-                        cache->nb[2],
-                        (size_t)(slot * n_kv) * cache->nb[2] +
-                            (size_t)first * cache->nb[0]);
+    return ggml_view_3d(
+        b->ctx, cache, n, cache->ne[1], n_kv, cache->nb[1], cache->nb[2],
+        (size_t)(slot * n_kv) * cache->nb[2] + (size_t)first * cache->nb[0]);
 }
 
 /* The tokens of one sequence: (head_dim, heads, n). */
@@ -111,10 +109,10 @@ static struct ggml_tensor *rows_of(const builder *b, struct ggml_tensor *x,
 static void store(const builder *b, int64_t layer, const ferry__seq_step *s,
                   struct ggml_tensor *k, struct ggml_tensor *v)
 {
-    struct ggml_tensor *to_k = keys(b, b->run->k_cache[layer], s->slot,
-                                    s->position, s->n_tokens);
-    struct ggml_tensor *to_v = values(b, b->run->v_cache[layer], s->slot,
-                                      s->position, s->n_tokens);
+    struct ggml_tensor *to_k =
+        keys(b, b->run->k_cache[layer], s->slot, s->position, s->n_tokens);
+    struct ggml_tensor *to_v =
+        values(b, b->run->v_cache[layer], s->slot, s->position, s->n_tokens);
 
     k = ggml_permute(b->ctx, k, 0, 2, 1, 3);
     v = ggml_permute(b->ctx, v, 1, 2, 0, 3);
@@ -130,10 +128,8 @@ static struct ggml_tensor *attend(const builder *b, int64_t layer,
 {
     int64_t seen = (int64_t)s->position + s->n_tokens;
     float scale = 1.0f / sqrtf((float)b->m->config.head_dim);
-    struct ggml_tensor *k =
-        keys(b, b->run->k_cache[layer], s->slot, 0, seen);
-    struct ggml_tensor *v =
-        values(b, b->run->v_cache[layer], s->slot, 0, seen);
+    struct ggml_tensor *k = keys(b, b->run->k_cache[layer], s->slot, 0, seen);
+    struct ggml_tensor *v = values(b, b->run->v_cache[layer], s->slot, 0, seen);
     struct ggml_tensor *p;
 
     p = ggml_mul_mat(b->ctx, k, ggml_permute(b->ctx, q, 0, 2, 1, 3));
@@ -211,8 +207,7 @@ static struct ggml_tensor *layers(const builder *b, struct ggml_tensor *x)
     int64_t i;
 
     for (i = 0; i < b->m->config.n_layers; i++) {
-        struct ggml_tensor *y =
-            norm(b, x, weight(b, i, FERRY__KIND_IN_NORM));
+        struct ggml_tensor *y = norm(b, x, weight(b, i, FERRY__KIND_IN_NORM));
 
         x = ggml_add(b->ctx, x, attention(b, i, y));
         y = norm(b, x, weight(b, i, FERRY__KIND_POST_NORM));
@@ -223,8 +218,7 @@ static struct ggml_tensor *layers(const builder *b, struct ggml_tensor *x)
 
 static struct ggml_tensor *input(const builder *b, int32_t count)
 {
-    struct ggml_tensor *t =
-        ggml_new_tensor_1d(b->ctx, GGML_TYPE_I32, count);
+    struct ggml_tensor *t = ggml_new_tensor_1d(b->ctx, GGML_TYPE_I32, count);
 
     ggml_set_input(t);
     return t;
@@ -251,8 +245,8 @@ static void build_nodes(const builder *b)
 /* Upper bounds of the nodes above, with room to spare. */
 static size_t count_nodes(const ferry__run *run, int32_t n_seqs)
 {
-    return 64 + (size_t)run->model->config.n_layers *
-                    (40 + 24 * (size_t)n_seqs);
+    return 64 +
+           (size_t)run->model->config.n_layers * (40 + 24 * (size_t)n_seqs);
 }
 
 static ferry_status reserve(ferry__run *run, size_t n_nodes)

@@ -194,8 +194,8 @@ static ferry_status add_layer(list *l, int64_t layer)
     for (i = 0; i < N_LAYER; i++) {
         if (!present(l->config, i))
             continue;
-        snprintf(name, sizeof(name), LAYER_PREFIX "%lld.%s",
-                 (long long)layer, LAYER[i].suffix);
+        snprintf(name, sizeof(name), LAYER_PREFIX "%lld.%s", (long long)layer,
+                 LAYER[i].suffix);
         FERRY_TRY(add(l, name, LAYER[i].role));
     }
     return FERRY_OK;

@@ -84,8 +84,7 @@ static int32_t kind_shape(const ferry__model *m, ferry__kind kind,
 }
 
 static ferry_status add(ferry__model *m, const char *name, ferry_dtype dtype,
-                        int32_t ndim, const int64_t *shape,
-                        int64_t valid_rows)
+                        int32_t ndim, const int64_t *shape, int64_t valid_rows)
 {
     ferry_param *p = &m->params[m->n_params];
     int32_t i;
@@ -123,11 +122,11 @@ static ferry_status add_layer(ferry__model *m, int64_t layer)
         if (m->kind_offset[kind] < 0)
             continue;
         ndim = kind_shape(m, (ferry__kind)kind, shape);
-        snprintf(name, sizeof(name), "model.layers.%lld.%s",
-                 (long long)layer, KINDS[kind].suffix);
+        snprintf(name, sizeof(name), "model.layers.%lld.%s", (long long)layer,
+                 KINDS[kind].suffix);
         FERRY_TRY(add(m, name,
-                      KINDS[kind].is_matrix ? m->kernel : FERRY_DTYPE_F32,
-                      ndim, shape, 0));
+                      KINDS[kind].is_matrix ? m->kernel : FERRY_DTYPE_F32, ndim,
+                      shape, 0));
     }
     return FERRY_OK;
 }
@@ -152,9 +151,9 @@ ferry_status ferry__params_create(ferry__model *model)
 
     cut(&model->config, &model->shard);
     for (kind = 0; kind < FERRY__KIND_COUNT; kind++)
-        model->kind_offset[kind] =
-            present(&model->config, (ferry__kind)kind) ? model->per_layer++
-                                                       : -1;
+        model->kind_offset[kind] = present(&model->config, (ferry__kind)kind)
+                                       ? model->per_layer++
+                                       : -1;
     model->params = ferry__alloc_array(
         (size_t)model->config.n_layers * (size_t)model->per_layer + 3,
         sizeof(*model->params));

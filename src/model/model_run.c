@@ -29,8 +29,7 @@ static void view_weights(ferry__run *run)
 
         run->weights[i] =
             p->ndim == 2
-                ? ggml_new_tensor_2d(run->fixed, type, p->shape[1],
-                                     p->shape[0])
+                ? ggml_new_tensor_2d(run->fixed, type, p->shape[1], p->shape[0])
                 : ggml_new_tensor_1d(run->fixed, type, p->shape[0]);
         run->weights[i]->data = p->data;
     }
@@ -43,8 +42,7 @@ static ferry_status map_cache(ferry__run *run)
     size_t each, total;
 
     if (!ferry__mul(rows, (size_t)m->max_len, &each) ||
-        !ferry__mul(each, (size_t)m->config.head_dim * sizeof(float),
-                    &each) ||
+        !ferry__mul(each, (size_t)m->config.head_dim * sizeof(float), &each) ||
         !ferry__mul(each, 2 * (size_t)m->config.n_layers, &total))
         return ferry_fail(FERRY_EOVERFLOW,
                           "cache of %d sequences of %d positions: size does "
@@ -64,14 +62,12 @@ static void view_cache(ferry__run *run)
     char *at = run->cache;
 
     for (i = 0; i < m->config.n_layers; i++) {
-        run->k_cache[i] = ggml_new_tensor_3d(run->fixed, GGML_TYPE_F32,
-                                             m->config.head_dim, m->max_len,
-                                             rows);
+        run->k_cache[i] = ggml_new_tensor_3d(
+            run->fixed, GGML_TYPE_F32, m->config.head_dim, m->max_len, rows);
         run->k_cache[i]->data = at;
         at += ggml_nbytes(run->k_cache[i]);
-        run->v_cache[i] = ggml_new_tensor_3d(run->fixed, GGML_TYPE_F32,
-                                             m->max_len, m->config.head_dim,
-                                             rows);
+        run->v_cache[i] = ggml_new_tensor_3d(
+            run->fixed, GGML_TYPE_F32, m->max_len, m->config.head_dim, rows);
         run->v_cache[i]->data = at;
         at += ggml_nbytes(run->v_cache[i]);
     }
@@ -99,8 +95,7 @@ static ferry_status make_headers(ferry__run *run)
     const ferry__model *m = run->model;
     size_t n_layers = (size_t)m->config.n_layers;
     struct ggml_init_params params = {
-        .mem_size =
-            (m->n_params + 2 * n_layers + 1) * ggml_tensor_overhead(),
+        .mem_size = (m->n_params + 2 * n_layers + 1) * ggml_tensor_overhead(),
         .no_alloc = true,
     };
 

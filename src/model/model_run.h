@@ -22,11 +22,11 @@ struct ferry__run {
     ggml_gallocr_t galloc;
     struct ggml_threadpool *pool; /* NULL with one thread */
 
-    struct ggml_context *fixed;    /* headers of all that follows */
-    struct ggml_tensor **weights;  /* by parameter index */
-    struct ggml_tensor **k_cache;  /* by layer: (slots × kv heads, max_len,
+    struct ggml_context *fixed;       /* headers of all that follows */
+    struct ggml_tensor **weights;     /* by parameter index */
+    struct ggml_tensor **k_cache;     /* by layer: (slots × kv heads, max_len,
                                       head_dim) */
-    struct ggml_tensor **v_cache;  /* transposed: (slots × kv heads,
+    struct ggml_tensor **v_cache;     /* transposed: (slots × kv heads,
                                       head_dim, max_len) */
     struct ggml_tensor *rope_factors; /* NULL without scaling */
     float *rope_values;
@@ -61,8 +61,8 @@ ferry_status ferry__graph_build(ferry__run *run, const ferry__seq_step *steps,
 /* The graph's own operations, called by ggml on its first thread. */
 /* Zeroes the rows of tokens that other ranks embed, then adds up. */
 void ferry__run_reduce_embedding(struct ggml_tensor *dst,
-                                 const struct ggml_tensor *a, int ith,
-                                 int nth, void *run);
+                                 const struct ggml_tensor *a, int ith, int nth,
+                                 void *run);
 void ferry__run_reduce(struct ggml_tensor *dst, const struct ggml_tensor *a,
                        int ith, int nth, void *run);
 

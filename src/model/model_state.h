@@ -28,10 +28,10 @@ typedef struct ferry__shard {
     int32_t rank, size;
     int64_t n_heads, n_kv_heads; /* of this rank */
     int64_t first_kv_head;
-    int64_t q_rows, kv_rows;     /* heads × head_dim */
-    int64_t inter;               /* intermediate columns */
+    int64_t q_rows, kv_rows;         /* heads × head_dim */
+    int64_t inter;                   /* intermediate columns */
     int64_t vocab_first, vocab_rows; /* with padding */
-    int64_t vocab_valid;         /* rows that the vocabulary has */
+    int64_t vocab_valid;             /* rows that the vocabulary has */
 } ferry__shard;
 
 typedef struct ferry__run ferry__run;

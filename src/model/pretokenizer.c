@@ -31,16 +31,15 @@ ferry_status ferry__pretokenizer_add(ferry__pretokenizer *p,
     int error = 0;
 
     if (p->count == FERRY__PATTERNS_MAX)
-        return ferry_fail(FERRY_ENOTSUP,
-                          "more than %d pre-tokeniser patterns",
+        return ferry_fail(FERRY_ENOTSUP, "more than %d pre-tokeniser patterns",
                           FERRY__PATTERNS_MAX);
     code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, options,
                          &error, &at, NULL);
     if (!code) {
         pcre2_get_error_message(error, text, sizeof(text));
         return ferry_fail(FERRY_EINVAL,
-                          "pre-tokeniser pattern, at byte %zu: %s",
-                          (size_t)at, (const char *)text);
+                          "pre-tokeniser pattern, at byte %zu: %s", (size_t)at,
+                          (const char *)text);
     }
     /* Without a compiler for this machine the interpreter is used. */
     (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
@@ -87,8 +86,8 @@ static ferry_status match_at(const cutting *c, size_t level, const char *text,
                       (const char *)line);
 }
 
-static ferry_status cut_level(const cutting *c, size_t level,
-                              const char *text, size_t length)
+static ferry_status cut_level(const cutting *c, size_t level, const char *text,
+                              size_t length)
 {
     size_t at = 0;
 
@@ -98,8 +97,7 @@ static ferry_status cut_level(const cutting *c, size_t level,
         return c->fn(c->arg, text, length);
     while (at < length) {
         ferry_status st = match_at(c, level, text, length, at);
-        const PCRE2_SIZE *span =
-            pcre2_get_ovector_pointer(c->match[level]);
+        const PCRE2_SIZE *span = pcre2_get_ovector_pointer(c->match[level]);
         size_t begin = st == FERRY_OK ? span[0] : length;
         size_t end = st == FERRY_OK ? span[1] : length;
 
@@ -120,8 +118,7 @@ ferry_status ferry__pretokenizer_cut(const ferry__pretokenizer *p,
     size_t i;
 
     for (i = 0; i < p->count; i++) {
-        c.match[i] =
-            pcre2_match_data_create_from_pattern(p->patterns[i], NULL);
+        c.match[i] = pcre2_match_data_create_from_pattern(p->patterns[i], NULL);
         if (!c.match[i])
             st = ferry_fail(FERRY_ENOMEM, "pre-tokeniser: no memory");
     }

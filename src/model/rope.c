@@ -4,15 +4,14 @@
 
 #include <math.h>
 
-double ferry__rope_freq_factor(const ferry__model_config *config,
-                               int64_t pair)
+double ferry__rope_freq_factor(const ferry__model_config *config, int64_t pair)
 {
     double freq, turns, kept;
 
     if (config->rope_factor == 0)
         return 1.0;
-    freq = pow(config->rope_theta,
-               -2.0 * (double)pair / (double)config->head_dim);
+    freq =
+        pow(config->rope_theta, -2.0 * (double)pair / (double)config->head_dim);
     /* Turns over the original length decide: fast pairs stay as they are,
      * slow ones are stretched, the rest lie between. */
     turns = (double)config->rope_original_positions * freq / (2.0 * M_PI);

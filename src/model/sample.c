@@ -42,8 +42,8 @@ static int64_t argmax(const float *logits, int64_t n)
     int64_t best = 0, i;
 
     for (i = 1; i < n; i++) {
-        if (logits[i] > logits[best] || (isnan(logits[best]) &&
-                                         !isnan(logits[i])))
+        if (logits[i] > logits[best] ||
+            (isnan(logits[best]) && !isnan(logits[i])))
             best = i;
     }
     return best;
@@ -73,8 +73,7 @@ static void fill_bins(const drawing *d, bool by_weight, uint32_t prefix,
         uint32_t key = key_of(d->logits[i]);
 
         if (shift + width == 32 || key >> (shift + width) == prefix)
-            bins[key >> shift & mask] +=
-                amount(d, d->logits[i], by_weight);
+            bins[key >> shift & mask] += amount(d, d->logits[i], by_weight);
     }
 }
 
@@ -109,8 +108,7 @@ static cut find_cut(const drawing *d, bool by_weight, double goal)
     each = by_weight ? 0 : 1;
     if (by_weight) {
         float logit;
-        uint32_t bits =
-            prefix & 0x80000000u ? prefix & 0x7FFFFFFFu : ~prefix;
+        uint32_t bits = prefix & 0x80000000u ? prefix & 0x7FFFFFFFu : ~prefix;
 
         memcpy(&logit, &bits, sizeof(logit));
         each = weight_of(d, logit);
@@ -183,8 +181,7 @@ static int64_t draw_token(const drawing *d, const cut *c, double target)
     return chosen;
 }
 
-static int64_t choose(const drawing *d, const ferry__sampling *s,
-                      uint64_t draw)
+static int64_t choose(const drawing *d, const ferry__sampling *s, uint64_t draw)
 {
     cut c = {0, INT64_MAX};
     int64_t token;
@@ -259,6 +256,5 @@ void ferry__top_logprobs(const float *logits, int64_t vocab_size, int32_t n,
     max = (double)logits[out[0].token];
     total = log_total(logits, vocab_size, max);
     for (j = 0; j < count; j++)
-        out[j].logprob =
-            (float)((double)logits[out[j].token] - max - total);
+        out[j].logprob = (float)((double)logits[out[j].token] - max - total);
 }

@@ -59,8 +59,7 @@ static ferry_status list_added(ferry__tokenizer *t)
     return FERRY_OK;
 }
 
-static ferry_status open_file(const char *path, bool gguf,
-                              ferry__tokenizer *t)
+static ferry_status open_file(const char *path, bool gguf, ferry__tokenizer *t)
 {
     t->bos = -1;
     FERRY_TRY(gguf ? ferry__tokenizer_from_gguf(path, t)
@@ -200,8 +199,7 @@ static ferry_status encode_piece(void *arg, const char *piece, size_t length)
 
 static ferry_status encode_text(encoding *e, const char *text, size_t length)
 {
-    return ferry__pretokenizer_cut(&e->t->cuts, text, length, encode_piece,
-                                   e);
+    return ferry__pretokenizer_cut(&e->t->cuts, text, length, encode_piece, e);
 }
 
 static ferry_status encode_all(encoding *e, const char *text, size_t length)

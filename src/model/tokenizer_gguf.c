@@ -69,16 +69,15 @@ static ferry_status read_vocab(const ferry__gguf_meta *meta, size_t n_tokens,
         bool control = types && types[i] == TYPE_CONTROL;
         bool added = control || (types && types[i] == TYPE_USER);
 
-        FERRY_TRY(ferry__bpe_token(bpe, (int64_t)i,
-                                   ferry__gguf_meta_text_at(
-                                       meta, TOKENS_KEY, i),
-                                   added, control));
+        FERRY_TRY(ferry__bpe_token(
+            bpe, (int64_t)i, ferry__gguf_meta_text_at(meta, TOKENS_KEY, i),
+            added, control));
     }
     return ferry__bpe_seal(bpe);
 }
 
-static ferry_status read_merges(const ferry__gguf_meta *meta,
-                                size_t n_merges, ferry__bpe *bpe)
+static ferry_status read_merges(const ferry__gguf_meta *meta, size_t n_merges,
+                                ferry__bpe *bpe)
 {
     size_t i;
 
@@ -87,10 +86,10 @@ static ferry_status read_merges(const ferry__gguf_meta *meta,
         const char *space = line[0] ? strchr(line + 1, ' ') : NULL;
 
         if (!space)
-            return ferry_fail(FERRY_EINVAL, "%s[%zu] is not a pair",
-                              MERGES_KEY, i);
-        FERRY_TRY(ferry__bpe_merge(bpe, line, (size_t)(space - line),
-                                   space + 1, strlen(space + 1)));
+            return ferry_fail(FERRY_EINVAL, "%s[%zu] is not a pair", MERGES_KEY,
+                              i);
+        FERRY_TRY(ferry__bpe_merge(bpe, line, (size_t)(space - line), space + 1,
+                                   strlen(space + 1)));
     }
     return FERRY_OK;
 }
@@ -103,19 +102,17 @@ static ferry_status read_bos(const ferry__gguf_meta *meta, const char *pre,
     int64_t id = -1;
 
     if (ferry__gguf_meta_has(meta, "tokenizer.ggml.add_bos_token"))
-        FERRY_TRY(ferry__gguf_meta_bool(meta, "tokenizer.ggml.add_bos_token",
-                                        &add));
+        FERRY_TRY(
+            ferry__gguf_meta_bool(meta, "tokenizer.ggml.add_bos_token", &add));
     if (!add || !ferry__gguf_meta_has(meta, "tokenizer.ggml.bos_token_id"))
         return FERRY_OK;
-    FERRY_TRY(
-        ferry__gguf_meta_int(meta, "tokenizer.ggml.bos_token_id", &id));
+    FERRY_TRY(ferry__gguf_meta_int(meta, "tokenizer.ggml.bos_token_id", &id));
     if (id >= 0 && (uint64_t)id < t->bpe.n_tokens)
         t->bos = (int32_t)id;
     return FERRY_OK;
 }
 
-static ferry_status read_meta(const ferry__gguf_meta *meta,
-                              ferry__tokenizer *t)
+static ferry_status read_meta(const ferry__gguf_meta *meta, ferry__tokenizer *t)
 {
     const char *model, *pre;
     size_t n_tokens, n_merges;
@@ -134,8 +131,7 @@ static ferry_status read_meta(const ferry__gguf_meta *meta,
     return read_bos(meta, pre, t);
 }
 
-ferry_status ferry__tokenizer_from_gguf(const char *path,
-                                        ferry__tokenizer *t)
+ferry_status ferry__tokenizer_from_gguf(const char *path, ferry__tokenizer *t)
 {
     ferry__gguf_meta *meta = NULL;
     ferry_status st;

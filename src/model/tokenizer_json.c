@@ -142,10 +142,10 @@ static ferry_status read_vocab(const json_t *vocab, ferry__bpe *bpe)
     json_object_foreach((json_t *)(uintptr_t)vocab, text, id)
     {
         if (!json_is_integer(id))
-            return ferry_fail(FERRY_EINVAL,
-                              "token '%s': its id is no integer", text);
-        FERRY_TRY(ferry__bpe_token(bpe, json_integer_value(id), text, false,
-                                   false));
+            return ferry_fail(FERRY_EINVAL, "token '%s': its id is no integer",
+                              text);
+        FERRY_TRY(
+            ferry__bpe_token(bpe, json_integer_value(id), text, false, false));
     }
     return FERRY_OK;
 }
@@ -159,26 +159,23 @@ static ferry_status read_added(const json_t *added, ferry__bpe *bpe)
         const json_t *id = json_object_get(o, "id");
 
         if (!json_is_integer(id))
-            return ferry_fail(FERRY_EINVAL,
-                              "added_tokens[%zu]: id is missing", i);
-        FERRY_TRY(ferry__bpe_token(bpe, json_integer_value(id),
-                                   text_at(o, "content"), true,
-                                   json_is_true(
-                                       json_object_get(o, "special"))));
+            return ferry_fail(FERRY_EINVAL, "added_tokens[%zu]: id is missing",
+                              i);
+        FERRY_TRY(ferry__bpe_token(
+            bpe, json_integer_value(id), text_at(o, "content"), true,
+            json_is_true(json_object_get(o, "special"))));
     }
     return FERRY_OK;
 }
 
-static ferry_status read_merge(const json_t *m, size_t index,
-                               ferry__bpe *bpe)
+static ferry_status read_merge(const json_t *m, size_t index, ferry__bpe *bpe)
 {
     const char *left = json_string_value(json_array_get(m, 0));
     const char *right = json_string_value(json_array_get(m, 1));
     const char *line = json_string_value(m), *space;
 
     if (left && right && json_array_size(m) == 2)
-        return ferry__bpe_merge(bpe, left, strlen(left), right,
-                                strlen(right));
+        return ferry__bpe_merge(bpe, left, strlen(left), right, strlen(right));
     space = line && line[0] ? strchr(line + 1, ' ') : NULL;
     if (!space)
         return ferry_fail(FERRY_EINVAL, "merges[%zu] is not a pair", index);
@@ -220,8 +217,7 @@ static void read_template(const json_t *p, ferry__tokenizer *t)
     const json_t *token = json_object_get(first, "SpecialToken");
     size_t id;
 
-    if (token &&
-        ferry__table_get(&t->bpe.by_text, text_at(token, "id"), &id))
+    if (token && ferry__table_get(&t->bpe.by_text, text_at(token, "id"), &id))
         t->bos = (int32_t)id;
 }
 
@@ -251,8 +247,7 @@ static ferry_status read_root(const json_t *root, ferry__tokenizer *t)
     return FERRY_OK;
 }
 
-ferry_status ferry__tokenizer_from_json(const char *path,
-                                        ferry__tokenizer *t)
+ferry_status ferry__tokenizer_from_json(const char *path, ferry__tokenizer *t)
 {
     char *text = NULL;
     size_t length = 0;

@@ -17,9 +17,7 @@ struct ferry__tokenizer {
     int32_t bos;      /* put before a text; -1: none */
 };
 
-ferry_status ferry__tokenizer_from_json(const char *path,
-                                        ferry__tokenizer *t);
-ferry_status ferry__tokenizer_from_gguf(const char *path,
-                                        ferry__tokenizer *t);
+ferry_status ferry__tokenizer_from_json(const char *path, ferry__tokenizer *t);
+ferry_status ferry__tokenizer_from_gguf(const char *path, ferry__tokenizer *t);
 
 #endif

@@ -7,6 +7,7 @@
  *   model_driver_main PATH [--tp N] [--kernel f32|bf16|q8_0] [--chunk N]
  *       [--threads N] [--generate N] [--dummy SEED] [--dump DIR]
  *       [--ids 1,2,3]... [--text TEXT]...
+ *   model_driver_main PATH --encode TEXT...: ids of each text, as JSON
  */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -95,6 +96,31 @@ static void add_text(options *o, const char *text)
     ferry__tokenizer_close(&t);
 }
 
+static int encode_all(const char *path, char **texts, int n)
+{
+    ferry__tokenizer *t = NULL;
+    int i;
+
+    check(ferry__tokenizer_open(path, &t), "tokenizer");
+    printf("[");
+    for (i = 0; i < n; i++) {
+        int32_t *ids = NULL;
+        size_t count = 0, j;
+
+        check(ferry__tokenizer_encode(t, texts[i], strlen(texts[i]), &ids,
+                                      &count),
+              "encode");
+        printf("%s[", i ? ", " : "");
+        for (j = 0; j < count; j++)
+            printf("%s%d", j ? ", " : "", ids[j]);
+        printf("]");
+        ferry_free(ids);
+    }
+    printf("]\n");
+    ferry__tokenizer_close(&t);
+    return 0;
+}
+
 static void parse(int argc, char **argv, options *o)
 {
     int i;
@@ -180,8 +206,7 @@ static void dump(const options *o, const ferry_model *table, int32_t rank)
 
         snprintf(path, sizeof(path), "%s/tp%d/%s", o->dump, rank, p->name);
         out = fopen(path, "wb");
-        if (!out || fwrite(p->data, 1, stored_bytes(p), out) !=
-                        stored_bytes(p))
+        if (!out || fwrite(p->data, 1, stored_bytes(p), out) != stored_bytes(p))
             exit(1);
         fclose(out);
     }
@@ -192,12 +217,11 @@ static void dump(const options *o, const ferry_model *table, int32_t rank)
 /* Feeds tokens [from, to) of every sequence that has them, a chunk at a
  * time; logits of each sequence's last fed token go to its row. */
 static void feed(const options *o, const ferry__model_config *c,
-                 ferry__model *model, int32_t rank, int32_t *fed,
-                 float *logits)
+                 ferry__model *model, int32_t rank, int32_t *fed, float *logits)
 {
     ferry__seq_step steps[SEQS_MAX];
-    float *out = rank == 0 ? calloc((size_t)SEQS_MAX, (size_t)c->vocab_size *
-                                                          sizeof(*out))
+    float *out = rank == 0 ? calloc((size_t)SEQS_MAX,
+                                    (size_t)c->vocab_size * sizeof(*out))
                            : NULL;
     int32_t n, i, row[SEQS_MAX];
 
@@ -208,9 +232,9 @@ static void feed(const options *o, const ferry__model_config *c,
             if (left == 0)
                 continue;
             row[n] = i;
-            steps[n++] = (ferry__seq_step){
-                i, fed[i], left < o->chunk ? left : o->chunk,
-                o->seqs[i].ids + fed[i]};
+            steps[n++] =
+                (ferry__seq_step){i, fed[i], left < o->chunk ? left : o->chunk,
+                                  o->seqs[i].ids + fed[i]};
         }
         if (n == 0)
             break;
@@ -219,8 +243,7 @@ static void feed(const options *o, const ferry__model_config *c,
         for (i = 0; i < n; i++) {
             fed[row[i]] += steps[i].n_tokens;
             if (out)
-                memcpy(logits + row[i] * c->vocab_size,
-                       out + i * c->vocab_size,
+                memcpy(logits + row[i] * c->vocab_size, out + i * c->vocab_size,
                        (size_t)c->vocab_size * sizeof(*out));
         }
     }
@@ -265,8 +288,8 @@ static void print_tokens(const options *o)
 }
 
 /* Rank 0 chooses; the others are told the ids. */
-static void choose(options *o, const ferry__model_config *c,
-                   ferry__comm *comm, int32_t rank, const float *logits)
+static void choose(options *o, const ferry__model_config *c, ferry__comm *comm,
+                   int32_t rank, const float *logits)
 {
     ferry__sampling greedy = {.top_p = 1};
     int32_t next[SEQS_MAX] = {0}, i;
@@ -285,8 +308,8 @@ static void choose(options *o, const ferry__model_config *c,
         o->seqs[i].ids[o->seqs[i].n_ids++] = next[i];
 }
 
-static void run(options *o, const ferry__model_config *c,
-                ferry__model *model, ferry__comm *comm, int32_t rank)
+static void run(options *o, const ferry__model_config *c, ferry__model *model,
+                ferry__comm *comm, int32_t rank)
 {
     size_t n = (size_t)o->n_seqs * (size_t)c->vocab_size;
     float *logits = rank == 0 ? calloc(n, sizeof(*logits)) : NULL;
@@ -305,9 +328,9 @@ static void run(options *o, const ferry__model_config *c,
     if (rank == 0) {
         print_tokens(o);
         printf(", \"ms_per_token\": %.3f, \"bytes\": %zu}\n",
-               o->generate > 1 ? (double)(ferry__now_ns() - begin) / 1e6 /
-                                     (o->generate - 1)
-                               : 0.0,
+               o->generate > 1
+                   ? (double)(ferry__now_ns() - begin) / 1e6 / (o->generate - 1)
+                   : 0.0,
                ferry__model_bytes(model));
     }
     free(logits);
@@ -347,6 +370,8 @@ int main(int argc, char **argv)
     pid_t pids[64];
     int fd = -1, status, bad = 0, i;
 
+    if (argc > 2 && strcmp(argv[2], "--encode") == 0)
+        return encode_all(argv[1], argv + 3, argc - 3);
     parse(argc, argv, &o);
     check(ferry__model_config_open(o.path, &config), "config");
     if (o.tp < 1 || o.tp > 64)

@@ -14,6 +14,8 @@ import pytest
 
 import model_run
 from model_run import checkpoint, drive
+
+# model_run puts tests/reference on the path.
 from model_files import open_model
 from stored import Shard
 
