@@ -7,14 +7,33 @@
 #include "base/hash.h"
 
 #include "base/alloc.h"
+#include "base/hash_kernels.h"
 
 #include <pthread.h>
 #include <string.h>
 #include <sys/random.h>
 
-uint64_t ferry__xxh3(const void *bytes, size_t size_bytes)
+uint64_t ferry__xxh3_portable(const void *bytes, size_t size_bytes)
 {
     return XXH3_64bits(bytes, size_bytes);
+}
+
+void ferry__xxh3_update_portable(void *state, const void *bytes,
+                                 size_t size_bytes)
+{
+    XXH3_64bits_update(state, bytes, size_bytes);
+}
+
+#if FERRY__HASH_AVX2
+#define KERNEL(name)                                                           \
+    (__builtin_cpu_supports("avx2") ? name##_avx2 : name##_portable)
+#else
+#define KERNEL(name) name##_portable
+#endif
+
+uint64_t ferry__xxh3(const void *bytes, size_t size_bytes)
+{
+    return KERNEL(ferry__xxh3)(bytes, size_bytes);
 }
 
 #define STATE_ALIGN 64
@@ -54,7 +73,7 @@ void ferry__xxh3_reset(ferry__xxh3_state *state)
 void ferry__xxh3_update(ferry__xxh3_state *state, const void *bytes,
                         size_t size_bytes)
 {
-    XXH3_64bits_update(&state->state, bytes, size_bytes);
+    KERNEL(ferry__xxh3_update)(&state->state, bytes, size_bytes);
 }
 
 uint64_t ferry__xxh3_value(const ferry__xxh3_state *state)

@@ -3,6 +3,7 @@
 #include "base/hash.h"
 
 #include "base/alloc.h"
+#include "base/hash_kernels.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -47,6 +48,20 @@ static void digest_does_not_depend_on_the_cuts(void **state)
     ferry__xxh3_destroy(NULL);
     ferry__fault_arm(FERRY__FAULT_ALLOC, 1);
     assert_null(ferry__xxh3_create());
+}
+
+/* What the processor was chosen for gives what the plain code gives. */
+static void digest_does_not_depend_on_the_processor(void **state)
+{
+    unsigned char bytes[4200];
+    unsigned seed = 11;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (unsigned char)rand_r(&seed);
+    for (size_t size = 0; size <= 4100; size += size < 300 ? 1 : 37)
+        assert_true(ferry__xxh3(bytes + size % 64, size) ==
+                    ferry__xxh3_portable(bytes + size % 64, size));
 }
 
 #define N_KEYS 3000
@@ -118,6 +133,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_digests),
         cmocka_unit_test(digest_does_not_depend_on_the_cuts),
+        cmocka_unit_test(digest_does_not_depend_on_the_processor),
         cmocka_unit_test(table_finds_every_key_and_no_other),
         cmocka_unit_test(table_survives_every_failing_allocation),
     };
