@@ -5,7 +5,7 @@ option(FERRY_TESTS "Build tests, examples and benches" ON)
 option(FERRY_FUZZ "Build the fuzz targets with libFuzzer (clang)" OFF)
 option(FERRY_COVERAGE "Instrument for line and branch coverage" OFF)
 option(FERRY_UNDEFINED
-    "Let parts link before the parts that they call are written" ON)
+    "Let parts link before the parts that they call are written" OFF)
 set(FERRY_SANITIZE "" CACHE STRING
     "Sanitizers: empty, address,undefined or thread")
 set(FERRY_EXTRA_CFLAGS "" CACHE STRING
