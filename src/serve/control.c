@@ -15,7 +15,7 @@
 
 #define REPLICA_UP_MS 60000
 #define DEFAULT_DEADLINE_MS 300000
-#define DEADLINE_SLACK_MS 15000
+#define DEADLINE_SLACK_MS 5000
 
 /* Answers of all ranks, dp-major. */
 typedef struct answers {
