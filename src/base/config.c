@@ -23,12 +23,12 @@ static const row rows[FERRY__CONFIG_COUNT] = {
 };
 
 /* Values that were set, kept for ever: a reader may hold the old one. */
-typedef struct value {
-    struct value *next;
+typedef struct kept {
+    struct kept *next;
     char text[];
-} value;
+} kept;
 
-static _Atomic(value *) values;
+static _Atomic(kept *) values;
 static _Atomic(const char *) set_by_program[FERRY__CONFIG_COUNT];
 
 /* A unit such as "auto|plain|stream" lists the values that are allowed. */
@@ -65,7 +65,7 @@ const char *ferry__config_get(ferry__config_id id)
 static const char *keep(const char *text)
 {
     size_t n = strlen(text);
-    value *v;
+    kept *v;
 
     for (v = atomic_load(&values); v; v = v->next) {
         if (strcmp(v->text, text) == 0)
@@ -94,21 +94,21 @@ static ferry_status unknown_key(const char *key)
     return status;
 }
 
-ferry_status ferry__config_set(const char *key, const char *text)
+ferry_status ferry__config_set(const char *key, const char *value)
 {
     for (size_t i = 0; i < FERRY__CONFIG_COUNT; i++) {
-        const char *kept;
+        const char *copy;
 
         if (strcmp(rows[i].key, key) != 0)
             continue;
-        if (!allowed(&rows[i], text))
+        if (!allowed(&rows[i], value))
             return ferry_fail(FERRY_EINVAL,
                               "setting %s: must be one of %s, got '%s'", key,
-                              rows[i].unit, text);
-        kept = keep(text);
-        if (!kept)
+                              rows[i].unit, value);
+        copy = keep(value);
+        if (!copy)
             return FERRY_ENOMEM;
-        atomic_store(&set_by_program[i], kept);
+        atomic_store(&set_by_program[i], copy);
         return FERRY_OK;
     }
     return unknown_key(key);

@@ -8,21 +8,21 @@
 #include <ferry/status.h>
 
 /* X(id, key, default, unit, help); the variable is FERRY_<KEY in capitals>. */
-#define FERRY__CONFIG_TABLE(X)                                                \
-    X(LOG_LEVEL, "log_level", "warn", "error|warn|info|debug",                \
-      "lowest level that is logged")                                          \
-    X(MODULE_PATH, "module_path", "", "folder",                               \
-      "where backends and other modules are; empty: beside libferry")         \
-    X(TOKEN, "token", "", "text",                                             \
-      "bearer token for servers and clients that are given none")             \
-    X(COPY, "copy", "auto", "auto|plain|stream",                              \
+#define FERRY__CONFIG_TABLE(X)                                                 \
+    X(LOG_LEVEL, "log_level", "warn", "error|warn|info|debug",                 \
+      "lowest level that is logged")                                           \
+    X(MODULE_PATH, "module_path", "", "folder",                                \
+      "where backends and other modules are; empty: beside libferry")          \
+    X(TOKEN, "token", "", "text",                                              \
+      "bearer token for servers and clients that are given none")              \
+    X(COPY, "copy", "auto", "auto|plain|stream",                               \
       "how large copies store: with or without the cache")
 
 typedef enum ferry__config_id {
 #define FERRY__CONFIG_ENUM(id, key, def, unit, help) FERRY__CONFIG_##id,
     FERRY__CONFIG_TABLE(FERRY__CONFIG_ENUM)
 #undef FERRY__CONFIG_ENUM
-    FERRY__CONFIG_COUNT
+        FERRY__CONFIG_COUNT
 } ferry__config_id;
 
 /* The value: set by the program, else the variable, else the default. */

@@ -6,8 +6,7 @@
 #include <ferry/status.h>
 #include <stdbool.h>
 
-void ferry__log(ferry_log_level level, const char *fmt, ...)
-    FERRY_PRINTF(2, 3);
+void ferry__log(ferry_log_level level, const char *fmt, ...) FERRY_PRINTF(2, 3);
 bool ferry__log_enabled(ferry_log_level level);
 /* Records `line` as this thread's last error: used when a line crosses a
  * thread or a wire. Returns status. */

@@ -16,8 +16,7 @@ typedef struct ferry__str {
 
 void ferry__str_append(ferry__str *s, const char *text);
 void ferry__str_append_n(ferry__str *s, const char *text, size_t n);
-void ferry__str_printf(ferry__str *s, const char *fmt, ...)
-    FERRY_PRINTF(2, 3);
+void ferry__str_printf(ferry__str *s, const char *fmt, ...) FERRY_PRINTF(2, 3);
 /* Appends as a quoted JSON string; invalid UTF-8 bytes become U+FFFD. */
 void ferry__str_json(ferry__str *s, const char *text);
 void ferry__str_json_n(ferry__str *s, const char *text, size_t n);
