@@ -4,6 +4,7 @@
 #include "cli/cli_progress.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "cli/cli.h"
 
 #include <stdio.h>
@@ -13,13 +14,17 @@
 #define BAR_WIDTH 30
 #define REDRAW_NS INT64_C(100000000)
 
+/* A function of the program is handed every line, whatever the setting. */
+static ferry_log_level lowest_level;
+
 static void log_over_bar(ferry_log_level level, const char *line, void *arg)
 {
     static const char *const names[] = {"error", "warn", "info", "debug"};
 
     (void)arg;
-    fprintf(stderr, "\r\033[Kferry: %s: %s\n",
-            names[level <= FERRY_LOG_DEBUG ? level : FERRY_LOG_DEBUG], line);
+    if (level > lowest_level)
+        return;
+    fprintf(stderr, "\r\033[Kferry: %s: %s\n", names[level], line);
 }
 
 void cli_progress_begin(cli_progress *progress, const char *label, bool quiet)
@@ -29,8 +34,13 @@ void cli_progress_begin(cli_progress *progress, const char *label, bool quiet)
     progress->quiet = quiet;
     progress->started_ns = ferry__now_ns();
     snprintf(progress->label, sizeof(progress->label), "%s", label);
-    if (progress->terminal)
-        ferry_log_set(log_over_bar, NULL);
+    if (!progress->terminal)
+        return;
+    lowest_level = FERRY_LOG_ERROR;
+    while (lowest_level < FERRY_LOG_DEBUG &&
+           ferry__log_enabled(lowest_level + 1))
+        lowest_level++;
+    ferry_log_set(log_over_bar, NULL);
 }
 
 static void draw_bar(cli_progress *progress, uint64_t done, uint64_t total,
@@ -63,8 +73,10 @@ void cli_progress_update(void *arg, uint64_t done, uint64_t total)
     if (done > total)
         done = total;
     if (progress->terminal) {
-        if (now - progress->shown_ns < REDRAW_NS && done < total)
+        if (now - progress->shown_ns < REDRAW_NS &&
+            (done < total || progress->full))
             return;
+        progress->full = done == total;
         progress->shown_ns = now;
         draw_bar(progress, done, total, seconds);
         return;

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef struct cli_progress {
-    bool terminal, quiet, drawn;
+    bool terminal, quiet, drawn, full;
     char label[48];
     int64_t started_ns, shown_ns;
     int shown_quarter;
