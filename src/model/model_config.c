@@ -129,10 +129,11 @@ ferry_status ferry__model_config_open(const char *path,
     FERRY_TRY(ferry__model_file(path, "config.json", &file, &gguf));
     st = gguf ? ferry__config_from_gguf(file, &config)
               : ferry__config_from_json(file, &config);
-    if (st == FERRY_OK)
+    if (st == FERRY_OK) {
         st = ferry__config_validate(&config);
-    if (st < 0)
-        st = ferry__fail_prefix(st, "%s", file);
+        if (st < 0)
+            st = ferry__fail_prefix(st, "file %s", file);
+    }
     ferry__free(file);
     if (st == FERRY_OK)
         *out = config;

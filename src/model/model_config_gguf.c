@@ -2,7 +2,7 @@
 /* Reads the same numbers from a GGUF's metadata. */
 #include "model/model_config_parts.h"
 
-#include "base/alloc.h"
+#include "base/log.h"
 #include "model/model_files.h"
 
 #include <math.h>
@@ -175,6 +175,8 @@ ferry_status ferry__config_from_gguf(const char *path,
 
     FERRY_TRY(ferry__gguf_meta_open(path, &meta));
     st = read_meta(meta, config);
+    if (st < 0)
+        st = ferry__fail_prefix(st, "file %s", path);
     ferry__gguf_meta_close(&meta);
     return st;
 }

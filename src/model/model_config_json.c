@@ -194,14 +194,14 @@ static ferry_status read_object(const json_t *o, ferry__model_config *c)
     return read_features(o, c);
 }
 
-static ferry_status load(const char *path, const char *what, json_t **out_value)
+static ferry_status load(const char *path, json_t **out_value)
 {
     char *text = NULL;
     size_t length = 0;
     ferry_status st;
 
     FERRY_TRY(ferry__model_read(path, CONFIG_BYTES_MAX, &text, &length));
-    st = ferry__json_parse(what, text, length, out_value);
+    st = ferry__json_parse("json", text, length, out_value);
     ferry__free(text);
     return st;
 }
@@ -216,7 +216,9 @@ static ferry_status read_generation(const char *path, ferry__model_config *c)
     ferry_status st;
 
     FERRY_TRY(ferry__model_file(path, "generation_config.json", &file, &gguf));
-    st = load(file, "generation_config.json", &value);
+    st = load(file, &value);
+    if (st < 0 && st != FERRY_EUNKNOWN)
+        st = ferry__fail_prefix(st, "file %s", file);
     ferry__free(file);
     if (st == FERRY_EUNKNOWN)
         return FERRY_OK;
@@ -226,17 +228,24 @@ static ferry_status read_generation(const char *path, ferry__model_config *c)
     return FERRY_OK;
 }
 
-ferry_status ferry__config_from_json(const char *path,
-                                     ferry__model_config *config)
+static ferry_status read_config(const char *path, ferry__model_config *config)
 {
     json_t *value = NULL;
-    ferry_status st;
+    ferry_status st = load(path, &value);
 
-    st = load(path, "config.json", &value);
     if (st < 0)
         return st == FERRY_EUNKNOWN ? FERRY_EIO : st;
     st = read_object(value, config);
     json_decref(value);
-    FERRY_TRY(st);
+    return st;
+}
+
+ferry_status ferry__config_from_json(const char *path,
+                                     ferry__model_config *config)
+{
+    ferry_status st = read_config(path, config);
+
+    if (st < 0)
+        return ferry__fail_prefix(st, "file %s", path);
     return read_generation(path, config);
 }

@@ -2,8 +2,8 @@
 /* The files of a checkpoint: finding them, reading them whole, and asking a
  * GGUF for its metadata.
  * Invariant: a value of another type than asked for is never handed to ggml,
- * which would end the process. Errors here do not name the file: whoever
- * opened it puts its path before them. */
+ * which would end the process. Errors of opening name the file, those
+ * of reading from it do not: the reader puts its path before them. */
 #ifndef FERRY_MODEL_MODEL_FILES_H
 #define FERRY_MODEL_MODEL_FILES_H
 
@@ -17,7 +17,8 @@
 ferry_status ferry__model_file(const char *path, const char *name,
                                char **out_path, bool *out_gguf);
 /* Reads a whole file, NUL terminated beyond its length. FERRY_EUNKNOWN when
- * it does not exist, FERRY_EIO and FERRY_EOVERFLOW otherwise. */
+ * it does not exist, FERRY_EIO and FERRY_EOVERFLOW otherwise; errors do not
+ * name it. */
 ferry_status ferry__model_read(const char *path, size_t max_bytes,
                                char **out_text, size_t *out_length);
 

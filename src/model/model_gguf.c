@@ -4,19 +4,18 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "sources/check_gguf.h"
+#include "sources/mapped_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <ggml.h>
 #include <gguf.h>
 #include <pthread.h>
 #include <string.h>
-#include <unistd.h>
 
 struct ferry__gguf_meta {
     struct gguf_context *gguf;
     struct ggml_context *tensors; /* headers only, no data */
-    char *path;
+    ferry__mapped_file file;
 };
 
 static void forward_log(enum ggml_log_level level, const char *text, void *arg)
@@ -44,22 +43,31 @@ void ferry__ggml_log_init(void)
     pthread_once(&once, set_log);
 }
 
+/* ggml ends the process on some broken files, so they are looked over first.
+ */
+static ferry_status read_header(const char *path, ferry__gguf_meta *meta)
+{
+    struct gguf_init_params params = {.no_alloc = true, .ctx = &meta->tensors};
+
+    FERRY_TRY(ferry__mapped_open(path, &meta->file));
+    FERRY_TRY(ferry__gguf_check(path, meta->file.bytes, meta->file.size_bytes));
+    meta->gguf = gguf_init_from_file(path, params);
+    if (!meta->gguf)
+        return ferry_fail(FERRY_EINVAL, "file %s: ggml cannot read it as gguf",
+                          path);
+    return FERRY_OK;
+}
+
 ferry_status ferry__gguf_meta_open(const char *path, ferry__gguf_meta **out)
 {
-    struct gguf_init_params params = {.no_alloc = true};
     ferry__gguf_meta *meta = ferry__alloc(sizeof(*meta));
+    ferry_status st;
 
     if (!meta)
         return FERRY_ENOMEM;
     ferry__ggml_log_init();
-    params.ctx = &meta->tensors;
-    meta->path = ferry__strdup(path);
-    meta->gguf = gguf_init_from_file(path, params);
-    if (!meta->path || !meta->gguf) {
-        ferry_status st =
-            meta->path ? ferry_fail(FERRY_EINVAL, "ggml cannot read it as gguf")
-                       : FERRY_ENOMEM;
-
+    st = read_header(path, meta);
+    if (st < 0) {
         ferry__gguf_meta_close(&meta);
         return st;
     }
@@ -73,7 +81,7 @@ void ferry__gguf_meta_close(ferry__gguf_meta **meta)
         return;
     gguf_free((*meta)->gguf);
     ggml_free((*meta)->tensors);
-    ferry__free((*meta)->path);
+    ferry__mapped_close(&(*meta)->file);
     ferry__free(*meta);
     *meta = NULL;
 }
@@ -235,29 +243,12 @@ bool ferry__gguf_meta_shape(const ferry__gguf_meta *meta, const char *tensor,
     return true;
 }
 
-static ferry_status read_at(const ferry__gguf_meta *meta, uint64_t offset,
-                            void *out, size_t size_bytes)
-{
-    int fd = open(meta->path, O_RDONLY | O_CLOEXEC);
-    ssize_t n;
-
-    if (fd < 0)
-        return ferry_fail(FERRY_EIO, "%s", strerror(errno));
-    do
-        n = pread(fd, out, size_bytes, (off_t)offset);
-    while (n < 0 && errno == EINTR);
-    close(fd);
-    if (n != (ssize_t)size_bytes)
-        return ferry_fail(FERRY_EIO, "%zu bytes at %llu expected, got %zd",
-                          size_bytes, (unsigned long long)offset, n);
-    return FERRY_OK;
-}
-
 ferry_status ferry__gguf_meta_f32(const ferry__gguf_meta *meta,
                                   const char *tensor, int64_t count, float *out)
 {
     const struct ggml_tensor *t = ggml_get_tensor(meta->tensors, tensor);
     int64_t id = gguf_find_tensor(meta->gguf, tensor);
+    size_t offset = 0, size_bytes;
 
     if (!t || id < 0)
         return ferry_fail(FERRY_EUNKNOWN, "no tensor %s", tensor);
@@ -268,8 +259,14 @@ ferry_status ferry__gguf_meta_f32(const ferry__gguf_meta *meta,
                           tensor, (long long)count,
                           (long long)ggml_nelements(t),
                           ggml_type_name(t->type));
-    return read_at(meta,
-                   gguf_get_data_offset(meta->gguf) +
-                       gguf_get_tensor_offset(meta->gguf, id),
-                   out, (size_t)count * sizeof(float));
+    size_bytes = (size_t)count * sizeof(float);
+    if (!ferry__add(gguf_get_data_offset(meta->gguf),
+                    gguf_get_tensor_offset(meta->gguf, id), &offset) ||
+        offset > meta->file.size_bytes ||
+        size_bytes > meta->file.size_bytes - offset)
+        return ferry_fail(FERRY_EINVAL,
+                          "tensor %s: %zu bytes at %zu, the file has %zu",
+                          tensor, size_bytes, offset, meta->file.size_bytes);
+    memcpy(out, meta->file.bytes + offset, size_bytes);
+    return FERRY_OK;
 }

@@ -4,7 +4,6 @@
 #include "model/tokenizer_parts.h"
 
 #include "base/alloc.h"
-#include "base/log.h"
 #include "model/model_files.h"
 
 #include <stdlib.h>
@@ -77,8 +76,6 @@ ferry_status ferry__tokenizer_open(const char *path, ferry__tokenizer **out)
     FERRY_TRY(ferry__model_file(path, "tokenizer.json", &file, &gguf));
     t = ferry__alloc(sizeof(*t));
     st = t ? open_file(file, gguf, t) : FERRY_ENOMEM;
-    if (st < 0)
-        st = ferry__fail_prefix(st, "%s", file);
     ferry__free(file);
     if (st < 0) {
         ferry__tokenizer_close(&t);

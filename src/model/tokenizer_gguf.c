@@ -2,6 +2,7 @@
 /* Reads the vocabulary that a GGUF carries. */
 #include "model/tokenizer_parts.h"
 
+#include "base/log.h"
 #include "model/model_files.h"
 
 #include <string.h>
@@ -138,6 +139,8 @@ ferry_status ferry__tokenizer_from_gguf(const char *path, ferry__tokenizer *t)
 
     FERRY_TRY(ferry__gguf_meta_open(path, &meta));
     st = read_meta(meta, t);
+    if (st < 0)
+        st = ferry__fail_prefix(st, "file %s", path);
     ferry__gguf_meta_close(&meta);
     return st;
 }

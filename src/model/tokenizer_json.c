@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "model/model_files.h"
 
 #include <string.h>
@@ -247,7 +248,7 @@ static ferry_status read_root(const json_t *root, ferry__tokenizer *t)
     return FERRY_OK;
 }
 
-ferry_status ferry__tokenizer_from_json(const char *path, ferry__tokenizer *t)
+static ferry_status read_path(const char *path, ferry__tokenizer *t)
 {
     char *text = NULL;
     size_t length = 0;
@@ -255,10 +256,17 @@ ferry_status ferry__tokenizer_from_json(const char *path, ferry__tokenizer *t)
     ferry_status st;
 
     FERRY_TRY(ferry__model_read(path, FERRY__JSON_BYTES_MAX, &text, &length));
-    st = ferry__json_parse("tokenizer.json", text, length, &root);
+    st = ferry__json_parse("json", text, length, &root);
     ferry__free(text);
     FERRY_TRY(st);
     st = read_root(root, t);
     json_decref(root);
     return st;
+}
+
+ferry_status ferry__tokenizer_from_json(const char *path, ferry__tokenizer *t)
+{
+    ferry_status st = read_path(path, t);
+
+    return st < 0 ? ferry__fail_prefix(st, "file %s", path) : st;
 }

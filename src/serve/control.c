@@ -13,15 +13,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#define REPLICA_UP_MS 60000
+#define REPLICA_UP_MS       60000
 #define DEFAULT_DEADLINE_MS 300000
-#define DEADLINE_SLACK_MS 5000
+#define DEADLINE_SLACK_MS   5000
 
 /* Answers of all ranks, dp-major. */
 typedef struct answers {
     ferry_status first; /* of the lowest failing rank */
     char line[1024];
-    void **bodies;      /* NULL, or one owned text a rank */
+    void **bodies; /* NULL, or one owned text a rank */
     size_t *sizes;
 } answers;
 
@@ -95,14 +95,13 @@ static ferry_status receive_one(ferry__server *s, int32_t i, answers *a,
     ferry__replica *r = &s->replicas[i / s->options->tp_size];
     int32_t rank = i % s->options->tp_size;
     ferry_status status = FERRY_OK;
-    ferry_status st = ferry__rank_receive(
-        r->ranks.control_fds[rank], w, &status,
-        a->bodies == NULL ? NULL : &a->bodies[i],
-        a->sizes == NULL ? NULL : &a->sizes[i]);
+    ferry_status st =
+        ferry__rank_receive(r->ranks.control_fds[rank], w, &status,
+                            a->bodies == NULL ? NULL : &a->bodies[i],
+                            a->sizes == NULL ? NULL : &a->sizes[i]);
 
     if (st == FERRY_OK && status < 0)
-        return ferry__fail_prefix(status, "replica %d rank %d", r->index,
-                                  rank);
+        return ferry__fail_prefix(status, "replica %d rank %d", r->index, rank);
     if (st < 0) {
         ferry__fail_prefix(st, "replica %d rank %d (pid %d)", r->index, rank,
                            r->ranks.pids[rank]);
@@ -128,8 +127,7 @@ static void collect(ferry__server *s, bool *pending, answers *a,
         left += pending[i];
         if (fds != NULL)
             fds[i] = (struct pollfd){
-                pending[i] ? r->ranks.control_fds[i % s->options->tp_size]
-                           : -1,
+                pending[i] ? r->ranks.control_fds[i % s->options->tp_size] : -1,
                 POLLIN, 0};
     }
     while (left > 0) {
@@ -174,9 +172,9 @@ static ferry_status call_all(ferry__server *s, ferry__rank_kind kind,
     for (int32_t i = 0; i < world(s); i++) {
         ferry__replica *r = &s->replicas[i / s->options->tp_size];
         int32_t rank = i % s->options->tp_size;
-        ferry_status st = ferry__rank_send(
-            r->ranks.control_fds[rank], kind, body,
-            body == NULL ? 0 : strlen(body) + 1, &w);
+        ferry_status st =
+            ferry__rank_send(r->ranks.control_fds[rank], kind, body,
+                             body == NULL ? 0 : strlen(body) + 1, &w);
 
         pending[i] = st == FERRY_OK;
         if (st < 0) {
@@ -342,8 +340,7 @@ static bool round_changed(ferry__server *s)
     if (ferry__replica_exchange(&s->replicas[0], FERRY__RANK_STATUS, NULL, 0,
                                 30000, bodies, sizes) == FERRY_OK) {
         json_t *o = json_loadb(bodies[0], sizes[0], 0, NULL);
-        json_t *n = json_object_get(json_object_get(o, "counters"),
-                                    "n_params");
+        json_t *n = json_object_get(json_object_get(o, "counters"), "n_params");
 
         changed = !json_is_integer(n) || json_integer_value(n) > 0;
         json_decref(o);
@@ -363,8 +360,7 @@ static ferry_status commit_all(ferry__server *s, const char *version)
 
     for (int32_t i = 0; i < s->options->dp_size; i++)
         ferry__replica_gate_close(&s->replicas[i]);
-    st = call_all(s, FERRY__RANK_COMMIT, version == NULL ? "" : version,
-                  NULL);
+    st = call_all(s, FERRY__RANK_COMMIT, version == NULL ? "" : version, NULL);
     if (st == FERRY_OK && version != NULL && changed)
         set_version_locked(s, version);
     ms = (double)(ferry__now_ns() - start) * 1e-6;
@@ -489,12 +485,12 @@ ferry_status ferry__control_checksums(ferry__server *s, char **out_json)
         const char *name;
         json_t *hex;
 
-        json_object_foreach(o, name, hex) {
+        json_object_foreach(o, name, hex)
+        {
             ferry__str_printf(&out, "%s\"dp%d:pp0:pcp0:tp%d:%s\":\"%s\"",
                               out.length > 1 ? "," : "",
-                              i / s->options->tp_size,
-                              i % s->options->tp_size, name,
-                              json_string_value(hex));
+                              i / s->options->tp_size, i % s->options->tp_size,
+                              name, json_string_value(hex));
         }
         json_decref(o);
     }

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define MAX_TOKENS_DEFAULT 16
-#define STOP_TEXTS_MAX 16
+#define STOP_TEXTS_MAX     16
 
 static bool invalid(ferry__exchange *x, const char *where, const char *field,
                     const char *message)
@@ -21,8 +21,7 @@ static bool invalid(ferry__exchange *x, const char *where, const char *field,
 }
 
 static bool read_number(ferry__exchange *x, json_t *o, const char *where,
-                        const char *key, double low, double high,
-                        double *value)
+                        const char *key, double low, double high, double *value)
 {
     json_t *v = json_object_get(o, key);
     char message[96];
@@ -69,7 +68,8 @@ static bool read_ids(ferry__exchange *x, json_t *array, const char *where,
         ferry__reply_status(x, FERRY_ENOMEM);
         return false;
     }
-    json_array_foreach(array, i, id) {
+    json_array_foreach(array, i, id)
+    {
         if (!json_is_integer(id) || json_integer_value(id) < 0 ||
             json_integer_value(id) >= vocab) {
             char message[128];
@@ -123,8 +123,8 @@ static bool read_stop_texts(ferry__exchange *x, json_t *params,
     return true;
 }
 
-bool ferry__read_sampling(ferry__exchange *x, json_t *params,
-                          const char *where, ferry__request *r)
+bool ferry__read_sampling(ferry__exchange *x, json_t *params, const char *where,
+                          ferry__request *r)
 {
     int64_t max_tokens = MAX_TOKENS_DEFAULT, top_k = 0, n_top = 0;
     int64_t seed = (int64_t)x->server->options->seed;
@@ -139,8 +139,7 @@ bool ferry__read_sampling(ferry__exchange *x, json_t *params,
                       &max_tokens) ||
         !read_integer(x, params, where, "top_k", -1, INT32_MAX, &top_k) ||
         !read_integer(x, params, where, "logprobs", 0, 32, &n_top) ||
-        !read_integer(x, params, where, "seed", INT64_MIN, INT64_MAX,
-                      &seed) ||
+        !read_integer(x, params, where, "seed", INT64_MIN, INT64_MAX, &seed) ||
         !read_number(x, params, where, "temperature", 0, 100,
                      &r->sampling.temperature) ||
         !read_number(x, params, where, "top_p", 1e-9, 1, &r->sampling.top_p))
@@ -190,8 +189,7 @@ static bool check_length(ferry__exchange *x, const char *where,
 bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *where,
                         ferry__request *r)
 {
-    const char *field = strcmp(where, "body") == 0 &&
-                                json_is_array(prompt)
+    const char *field = strcmp(where, "body") == 0 && json_is_array(prompt)
                             ? "token_ids"
                             : "prompt";
 
@@ -206,9 +204,9 @@ bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *where,
         if (r->tokenizer == NULL)
             return invalid(x, where, field,
                            "this server has no tokenizer: send token ids");
-        st = ferry__tokenizer_encode(
-            r->tokenizer, json_string_value(prompt),
-            json_string_length(prompt), &r->prompt, &n);
+        st =
+            ferry__tokenizer_encode(r->tokenizer, json_string_value(prompt),
+                                    json_string_length(prompt), &r->prompt, &n);
         if (st < 0) {
             ferry__reply_status(x, st);
             return false;
@@ -286,11 +284,10 @@ json_t *ferry__write_spans(const ferry__request *r)
         return json_null();
     array = json_array();
     for (size_t i = 0; i < r->n_spans; i++)
-        json_array_append_new(array,
-                              json_pack("{s:s,s:i,s:i}", "version",
-                                        r->spans[i].version, "start",
-                                        (int)r->spans[i].start, "end",
-                                        (int)r->spans[i].end));
+        json_array_append_new(array, json_pack("{s:s,s:i,s:i}", "version",
+                                               r->spans[i].version, "start",
+                                               (int)r->spans[i].start, "end",
+                                               (int)r->spans[i].end));
     return array;
 }
 
@@ -298,10 +295,10 @@ static json_t *token_text(const ferry__request *r, int32_t id)
 {
     char text[32];
     size_t n = 0;
-    const char *bytes = r->tokenizer == NULL
-                            ? NULL
-                            : ferry__tokenizer_bytes(r->tokenizer, id, true,
-                                                     &n);
+    const char *bytes =
+        r->tokenizer == NULL
+            ? NULL
+            : ferry__tokenizer_bytes(r->tokenizer, id, true, &n);
 
     if (bytes != NULL)
         return text_of(bytes, n);
@@ -321,8 +318,7 @@ json_t *ferry__write_logprobs_completion(const ferry__request *r)
 
         json_array_append_new(offsets, json_integer((json_int_t)at));
         at += json_string_length(text);
-        json_array_append_new(logprobs,
-                              json_real(r->picked[i].picked.logprob));
+        json_array_append_new(logprobs, json_real(r->picked[i].picked.logprob));
         for (int32_t k = 0; k < r->n_top; k++) {
             json_t *name = token_text(r, r->picked[i].top[k].token);
 
@@ -344,8 +340,7 @@ json_t *ferry__write_logprobs_completion(const ferry__request *r)
 static json_t *chat_entry(const ferry__request *r, const ferry__sampled *s)
 {
     return json_pack("{s:o,s:f,s:i}", "token", token_text(r, s->token),
-                     "logprob", (double)s->logprob, "token_id",
-                     (int)s->token);
+                     "logprob", (double)s->logprob, "token_id", (int)s->token);
 }
 
 json_t *ferry__write_logprobs_chat(const ferry__request *r)
@@ -357,8 +352,7 @@ json_t *ferry__write_logprobs_chat(const ferry__request *r)
         json_t *top = json_array();
 
         for (int32_t k = 0; k < r->n_top; k++)
-            json_array_append_new(top,
-                                  chat_entry(r, &r->picked[i].top[k]));
+            json_array_append_new(top, chat_entry(r, &r->picked[i].top[k]));
         json_object_set_new(entry, "top_logprobs", top);
         json_array_append_new(content, entry);
     }
@@ -367,8 +361,8 @@ json_t *ferry__write_logprobs_chat(const ferry__request *r)
 
 json_t *ferry__write_usage(const ferry__request *r)
 {
-    return json_pack("{s:i,s:i,s:i,s:{s:i}}", "prompt_tokens",
-                     (int)r->n_prompt, "completion_tokens", (int)r->n_out,
-                     "total_tokens", (int)(r->n_prompt + r->n_out),
-                     "prompt_tokens_details", "cached_tokens", 0);
+    return json_pack("{s:i,s:i,s:i,s:{s:i}}", "prompt_tokens", (int)r->n_prompt,
+                     "completion_tokens", (int)r->n_out, "total_tokens",
+                     (int)(r->n_prompt + r->n_out), "prompt_tokens_details",
+                     "cached_tokens", 0);
 }

@@ -9,8 +9,8 @@
 
 /* Fills sampling, limits and stops from `params`; `prompt` holds ids or text.
  * False when a reply was made. */
-bool ferry__read_sampling(ferry__exchange *x, json_t *params,
-                          const char *where, ferry__request *r);
+bool ferry__read_sampling(ferry__exchange *x, json_t *params, const char *where,
+                          ferry__request *r);
 bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *where,
                         ferry__request *r);
 /* Decoded text of the output, up to a stop text. NULL without tokenizer. */

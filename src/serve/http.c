@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define CONNECTIONS_MAX 512
-#define IDLE_TIMEOUT_S 600
+#define IDLE_TIMEOUT_S  600
 
 /* What is collected of one request until its body is whole. */
 typedef struct pending {
@@ -29,8 +29,7 @@ static const ferry__route *find_in(const ferry__route *table,
     for (; table->path != NULL; table++) {
         if (strcmp(table->path, path) != 0)
             continue;
-        if ((table->flags & FERRY__ROUTE_WEIGHT) &&
-            s->options->backend == NULL)
+        if ((table->flags & FERRY__ROUTE_WEIGHT) && s->options->backend == NULL)
             continue;
         *path_exists = true;
         if (strcmp(table->method, method) == 0)
@@ -77,8 +76,7 @@ static enum MHD_Result queue(struct MHD_Connection *c, ferry__exchange *x)
 static enum MHD_Result refuse(struct MHD_Connection *c, unsigned int code,
                               const char *text)
 {
-    ferry__exchange x = {.status = code,
-                         .content_type = "application/json"};
+    ferry__exchange x = {.status = code, .content_type = "application/json"};
 
     if (code == 404 || code == 405) {
         ferry__str_append(&x.reply, "{\"detail\":");
@@ -136,7 +134,9 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c,
 {
     ferry__server *s = cls;
     pending *p = *con_cls;
-    ferry__exchange x = {.server = s, .connection = c, .status = 200,
+    ferry__exchange x = {.server = s,
+                         .connection = c,
+                         .status = 200,
                          .content_type = "application/json"};
 
     (void)version;
@@ -206,8 +206,8 @@ static ferry_status listen_on(const char *host, int32_t port, int *out_fd,
         if (fd >= 0)
             close(fd);
         freeaddrinfo(list);
-        return ferry_fail(FERRY_ECONN, "cannot listen on %s port %d: %s",
-                          host, port, strerror(error));
+        return ferry_fail(FERRY_ECONN, "cannot listen on %s port %d: %s", host,
+                          port, strerror(error));
     }
     freeaddrinfo(list);
     *out_port = ntohs(bound.ss_family == AF_INET6
@@ -234,8 +234,8 @@ ferry_status ferry__http_start(ferry__server *server,
     struct MHD_Daemon *daemon;
     int fd = -1;
 
-    FERRY_TRY(listen_on(server->options->host, server->options->port, &fd,
-                        out_port));
+    FERRY_TRY(
+        listen_on(server->options->host, server->options->port, &fd, out_port));
     daemon = MHD_start_daemon(
         MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD |
             MHD_USE_POLL | MHD_USE_ITC | MHD_USE_ERROR_LOG,

@@ -22,8 +22,7 @@ void ferry__metrics_begin(ferry__metrics *m, ferry__operation op)
     pthread_mutex_unlock(&m->lock);
 }
 
-void ferry__metrics_end(ferry__metrics *m, ferry__operation op,
-                        double seconds)
+void ferry__metrics_end(ferry__metrics *m, ferry__operation op, double seconds)
 {
     int i = 0;
 
@@ -54,8 +53,7 @@ void ferry__metrics_request(ferry__metrics *m, const char *finish_reason,
     pthread_mutex_unlock(&m->lock);
 }
 
-void ferry__metrics_round(ferry__metrics *m, bool finished,
-                          double stop_seconds)
+void ferry__metrics_round(ferry__metrics *m, bool finished, double stop_seconds)
 {
     pthread_mutex_lock(&m->lock);
     if (finished)
@@ -69,8 +67,8 @@ void ferry__metrics_round(ferry__metrics *m, bool finished,
 static void counter(ferry__str *out, const char *name, const char *help,
                     const char *type, double value)
 {
-    ferry__str_printf(out, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", name,
-                      help, name, type, name, value);
+    ferry__str_printf(out, "# HELP %s %s\n# TYPE %s %s\n%s %.17g\n", name, help,
+                      name, type, name, value);
 }
 
 static void operations_text(const ferry__metrics *m, ferry__str *out)
@@ -91,19 +89,17 @@ static void operations_text(const ferry__metrics *m, ferry__str *out)
             sum += m->operations[op].buckets[i];
             ferry__str_printf(
                 out, "%s_bucket{operation=\"%s\",le=\"%g\"} %llu\n", name,
-                operation_names[op], bucket_bounds[i],
-                (unsigned long long)sum);
+                operation_names[op], bucket_bounds[i], (unsigned long long)sum);
         }
-        ferry__str_printf(
-            out,
-            "%s_bucket{operation=\"%s\",le=\"+Inf\"} %llu\n"
-            "%s_sum{operation=\"%s\"} %.9g\n"
-            "%s_count{operation=\"%s\"} %llu\n",
-            name, operation_names[op],
-            (unsigned long long)m->operations[op].count, name,
-            operation_names[op], m->operations[op].sum, name,
-            operation_names[op],
-            (unsigned long long)m->operations[op].count);
+        ferry__str_printf(out,
+                          "%s_bucket{operation=\"%s\",le=\"+Inf\"} %llu\n"
+                          "%s_sum{operation=\"%s\"} %.9g\n"
+                          "%s_count{operation=\"%s\"} %llu\n",
+                          name, operation_names[op],
+                          (unsigned long long)m->operations[op].count, name,
+                          operation_names[op], m->operations[op].sum, name,
+                          operation_names[op],
+                          (unsigned long long)m->operations[op].count);
     }
     ferry__str_printf(out,
                       "# HELP %s Weight transfer calls in progress.\n"
@@ -139,14 +135,14 @@ void ferry__metrics_text(ferry__metrics *m, int32_t running, int32_t waiting,
                          ferry__str *out)
 {
     pthread_mutex_lock(&m->lock);
-    counter(out, "vllm:num_requests_running", "Requests in execution.",
-            "gauge", running);
+    counter(out, "vllm:num_requests_running", "Requests in execution.", "gauge",
+            running);
     counter(out, "vllm:num_requests_waiting", "Requests that wait.", "gauge",
             waiting);
     counter(out, "vllm:prompt_tokens_total", "Prompt tokens processed.",
             "counter", (double)m->prompt_tokens);
-    counter(out, "vllm:generation_tokens_total", "Tokens generated.",
-            "counter", (double)m->generation_tokens);
+    counter(out, "vllm:generation_tokens_total", "Tokens generated.", "counter",
+            (double)m->generation_tokens);
     requests_text(m, out);
     operations_text(m, out);
     counter(out, "ferry:rounds_finished_total", "Weight updates committed.",

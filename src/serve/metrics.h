@@ -36,8 +36,7 @@ typedef struct ferry__metrics {
 
 void ferry__metrics_init(ferry__metrics *m);
 void ferry__metrics_begin(ferry__metrics *m, ferry__operation op);
-void ferry__metrics_end(ferry__metrics *m, ferry__operation op,
-                        double seconds);
+void ferry__metrics_end(ferry__metrics *m, ferry__operation op, double seconds);
 /* A request that ended, by its reason. */
 void ferry__metrics_request(ferry__metrics *m, const char *finish_reason,
                             int32_t prompt_tokens, int32_t output_tokens);

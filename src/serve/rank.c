@@ -45,8 +45,8 @@ static ferry_status load_weights(rank *r)
     ferry_status st;
 
     if (o->load_format == FERRY__LOAD_DUMMY)
-        FERRY_TRY(ferry__model_dummy_source(r->start->config, o->seed,
-                                            &source));
+        FERRY_TRY(
+            ferry__model_dummy_source(r->start->config, o->seed, &source));
     else if (o->load_format == FERRY__LOAD_GGUF)
         FERRY_TRY(ferry_source_gguf(o->model, &source));
     else if (o->load_format == FERRY__LOAD_SAFETENSORS)
@@ -55,9 +55,9 @@ static ferry_status load_weights(rank *r)
         FERRY_TRY(ferry_source_open(o->model, &source));
     st = ferry_worker_load_source(r->worker, &source);
     ferry_source_close(&source);
-    if (st == FERRY_OK && (r->start->unsynced ||
-                           (o->load_format == FERRY__LOAD_DUMMY &&
-                            !o->serve_unsynced)))
+    if (st == FERRY_OK &&
+        (r->start->unsynced ||
+         (o->load_format == FERRY__LOAD_DUMMY && !o->serve_unsynced)))
         ferry_worker_require_sync(r->worker);
     return st;
 }
@@ -75,8 +75,8 @@ static ferry_status rank_open(rank *r)
     ferry_worker_options wo = FERRY_WORKER_OPTIONS_INIT(o->backend);
 
     if (o->tp_size > 1) {
-        FERRY_TRY(ferry__comm_local_open(r->start->comm_fd,
-                                         r->start->tp_rank, &r->comm));
+        FERRY_TRY(ferry__comm_local_open(r->start->comm_fd, r->start->tp_rank,
+                                         &r->comm));
         mo.comm = r->comm;
     }
     FERRY_TRY(ferry__model_create(&mo, &r->model));
@@ -166,8 +166,7 @@ static ferry_status control_call(rank *r, uint32_t kind, const char *body,
     case FERRY__RANK_PLAN:
         return rank_plan(r, out_body);
     default:
-        return ferry_fail(FERRY_EINTERNAL, "unknown control message %u",
-                          kind);
+        return ferry_fail(FERRY_EINTERNAL, "unknown control message %u", kind);
     }
 }
 
@@ -231,8 +230,8 @@ static void step_loop(rank *r)
         ferry_status st;
         ferry__waiter w;
 
-        if (ferry__recv_frame(r->start->step_fd, FERRY__RANK_FRAME_MAX,
-                              &frame, &size, &idle) < 0)
+        if (ferry__recv_frame(r->start->step_fd, FERRY__RANK_FRAME_MAX, &frame,
+                              &size, &idle) < 0)
             return;
         if (size >= 8)
             memcpy(&kind, frame, sizeof kind);
@@ -244,8 +243,7 @@ static void step_loop(rank *r)
             ferry_worker_abort_weight_update(r->worker);
             st = FERRY_OK;
         } else if (kind == FERRY__RANK_SET_VERSION) {
-            st = ferry_worker_set_weight_version(r->worker,
-                                                 (char *)frame + 8);
+            st = ferry_worker_set_weight_version(r->worker, (char *)frame + 8);
         } else if (kind == FERRY__RANK_STATUS) {
             char *text = NULL;
 

@@ -13,9 +13,9 @@ typedef struct ferry__rank_start {
     const ferry__serve_options *options;
     const ferry__model_config *config;
     int32_t dp_rank, tp_rank;
-    int comm_fd;     /* local group of the replica; -1 when tp_size is 1 */
+    int comm_fd; /* local group of the replica; -1 when tp_size is 1 */
     int control_fd, step_fd;
-    bool unsynced;   /* a respawned rank whose version is gone: not ready
+    bool unsynced; /* a respawned rank whose version is gone: not ready
                         until a full round, whatever it loads */
 } ferry__rank_start;
 

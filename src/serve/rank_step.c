@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define STEP_TIMEOUT_MS 60000
-#define STEP_SEQS_MAX 4096
+#define STEP_SEQS_MAX   4096
 
 typedef struct step {
     int32_t n_seqs;
@@ -31,12 +31,10 @@ static ferry_status step_read(step *s, const char *bytes, size_t size)
     size_t at = sizeof head, n_tokens = 0;
 
     if (size < sizeof head)
-        return ferry_fail(FERRY_EINTERNAL, "step of %zu bytes is short",
-                          size);
+        return ferry_fail(FERRY_EINTERNAL, "step of %zu bytes is short", size);
     memcpy(&head, bytes, sizeof head);
     if (head.n_seqs < 1 || head.n_seqs > STEP_SEQS_MAX)
-        return ferry_fail(FERRY_EINTERNAL, "step of %d sequences",
-                          head.n_seqs);
+        return ferry_fail(FERRY_EINTERNAL, "step of %d sequences", head.n_seqs);
     s->n_seqs = head.n_seqs;
     s->seqs = ferry__alloc_array((size_t)head.n_seqs, sizeof *s->seqs);
     s->steps = ferry__alloc_array((size_t)head.n_seqs, sizeof *s->steps);
@@ -53,11 +51,13 @@ static ferry_status step_read(step *s, const char *bytes, size_t size)
         at += sizeof *seq;
         token_bytes = (size_t)seq->n_tokens * sizeof(int32_t);
         if (seq->n_tokens < 1 || size - at < token_bytes)
-            return ferry_fail(FERRY_EINTERNAL, "step ends in tokens of "
-                              "sequence %d", i);
+            return ferry_fail(FERRY_EINTERNAL,
+                              "step ends in tokens of "
+                              "sequence %d",
+                              i);
         memcpy(s->tokens + n_tokens, bytes + at, token_bytes);
-        s->steps[i] = (ferry__seq_step){seq->slot, seq->position,
-                                        seq->n_tokens, s->tokens + n_tokens};
+        s->steps[i] = (ferry__seq_step){seq->slot, seq->position, seq->n_tokens,
+                                        s->tokens + n_tokens};
         n_tokens += (size_t)seq->n_tokens;
         at += token_bytes;
         s->n_sampled += seq->sample != 0;

@@ -12,9 +12,8 @@ typedef struct reply_head {
     uint32_t line_length;
 } reply_head;
 
-ferry_status ferry__rank_send(int fd, ferry__rank_kind kind,
-                              const void *body, size_t size_bytes,
-                              const ferry__waiter *w)
+ferry_status ferry__rank_send(int fd, ferry__rank_kind kind, const void *body,
+                              size_t size_bytes, const ferry__waiter *w)
 {
     uint32_t head[2] = {(uint32_t)kind, 0};
     char *frame = ferry__alloc_raw(sizeof head + size_bytes);
@@ -71,8 +70,10 @@ ferry_status ferry__rank_receive(int fd, const ferry__waiter *w,
     left = size - sizeof head;
     if (head.line_length > left || head.line_length >= sizeof line) {
         ferry__free(frame);
-        return ferry_fail(FERRY_EINTERNAL, "rank reply has a line of %u of "
-                          "%zu bytes", head.line_length, left);
+        return ferry_fail(FERRY_EINTERNAL,
+                          "rank reply has a line of %u of "
+                          "%zu bytes",
+                          head.line_length, left);
     }
     memcpy(line, bytes, head.line_length);
     line[head.line_length] = '\0';

@@ -21,13 +21,13 @@ typedef enum ferry__rank_kind {
     FERRY__RANK_START_DRAFT,
     FERRY__RANK_UPDATE,
     FERRY__RANK_PREPARE,
-    FERRY__RANK_COMMIT,      /* body: version, empty = leave */
+    FERRY__RANK_COMMIT, /* body: version, empty = leave */
     FERRY__RANK_SHUTDOWN,
-    FERRY__RANK_CHECKSUM,    /* reply: JSON object name -> sha256 hex */
-    FERRY__RANK_RESET,       /* zero all parameters */
-    FERRY__RANK_PLAN,        /* reply: JSON */
+    FERRY__RANK_CHECKSUM, /* reply: JSON object name -> sha256 hex */
+    FERRY__RANK_RESET,    /* zero all parameters */
+    FERRY__RANK_PLAN,     /* reply: JSON */
     /* step socket */
-    FERRY__RANK_STEP,        /* ferry__step_head, then the sequences */
+    FERRY__RANK_STEP, /* ferry__step_head, then the sequences */
     FERRY__RANK_ABORT,
     FERRY__RANK_SET_VERSION, /* body: the label */
     FERRY__RANK_STATUS       /* reply: JSON of ferry_worker_status */
@@ -36,8 +36,8 @@ typedef enum ferry__rank_kind {
 /* One sequence of a step; n_tokens ids (i32) follow it in the frame. */
 typedef struct ferry__step_seq {
     int32_t slot, position, n_tokens;
-    int32_t sample;     /* not 0: reply with a token */
-    int32_t n_top;      /* likely tokens wanted beside it, 0..32 */
+    int32_t sample; /* not 0: reply with a token */
+    int32_t n_top;  /* likely tokens wanted beside it, 0..32 */
     int32_t reserved;
     uint64_t draw;
     ferry__sampling sampling;
@@ -55,9 +55,8 @@ typedef struct ferry__step_token {
 
 #define FERRY__RANK_FRAME_MAX ((size_t)512 << 20)
 
-ferry_status ferry__rank_send(int fd, ferry__rank_kind kind,
-                              const void *body, size_t size_bytes,
-                              const ferry__waiter *w);
+ferry_status ferry__rank_send(int fd, ferry__rank_kind kind, const void *body,
+                              size_t size_bytes, const ferry__waiter *w);
 ferry_status ferry__rank_reply(int fd, ferry_status status, const void *body,
                                size_t size_bytes, const ferry__waiter *w);
 /* Receives a reply. The transport's failure is returned; the rank's own

@@ -83,8 +83,7 @@ static ferry_status load_check(void *arg)
     return FERRY_OK;
 }
 
-static ferry_status wait_loaded(ferry__replica *r,
-                                const ferry__rank_ends *ends)
+static ferry_status wait_loaded(ferry__replica *r, const ferry__rank_ends *ends)
 {
     ferry__waiter w = {load_check, r->server,
                        ferry__deadline_in(LOAD_TIMEOUT_MS),
@@ -92,8 +91,8 @@ static ferry_status wait_loaded(ferry__replica *r,
 
     for (int32_t i = 0; i < r->server->options->tp_size; i++) {
         ferry_status status = FERRY_OK;
-        ferry_status st = ferry__rank_receive(ends->control_fds[i], &w,
-                                              &status, NULL, NULL);
+        ferry_status st =
+            ferry__rank_receive(ends->control_fds[i], &w, &status, NULL, NULL);
 
         if (st == FERRY_OK)
             st = status;
@@ -192,8 +191,8 @@ ferry_status ferry__replica_wait_up(ferry__replica *r, int64_t timeout_ms)
     memcpy(reason, r->reason, sizeof reason);
     pthread_mutex_unlock(&r->lock);
     if (!up)
-        return ferry_fail(FERRY_ENOTREADY, "replica %d is not up: %s",
-                          r->index, reason);
+        return ferry_fail(FERRY_ENOTREADY, "replica %d is not up: %s", r->index,
+                          reason);
     return FERRY_OK;
 }
 
@@ -203,8 +202,7 @@ void ferry__replica_gate_close(ferry__replica *r)
     r->gates++;
     /* A step is bounded by its own timeout, so this wait is too. */
     while (r->stepping)
-        ferry__cond_wait_until(&r->cond, &r->lock,
-                               ferry__now_ns() + 100000000);
+        ferry__cond_wait_until(&r->cond, &r->lock, ferry__now_ns() + 100000000);
     pthread_mutex_unlock(&r->lock);
 }
 
@@ -221,8 +219,8 @@ static ferry_status exchange_one(ferry__replica *r, int32_t rank,
                                  size_t *size)
 {
     ferry_status status = FERRY_OK;
-    ferry_status st = ferry__rank_receive(r->ranks.step_fds[rank], w, &status,
-                                          body, size);
+    ferry_status st =
+        ferry__rank_receive(r->ranks.step_fds[rank], w, &status, body, size);
 
     if (st < 0) {
         ferry__fail_prefix(st, "replica %d rank %d (pid %d)", r->index, rank,
@@ -239,17 +237,15 @@ ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
                                      int64_t timeout_ms, void **bodies,
                                      size_t *sizes)
 {
-    ferry__waiter w = {NULL, NULL, ferry__deadline_in(timeout_ms),
-                       "rank step"};
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(timeout_ms), "rank step"};
     int32_t tp = r->server->options->tp_size;
     ferry_status first = FERRY_OK;
     char line[1024] = "";
 
     pthread_mutex_lock(&r->step_io);
     for (int32_t i = 0; i < tp && first == FERRY_OK; i++)
-        first = ferry__rank_send(r->ranks.step_fds[i],
-                                 (ferry__rank_kind)kind, body, size_bytes,
-                                 &w);
+        first = ferry__rank_send(r->ranks.step_fds[i], (ferry__rank_kind)kind,
+                                 body, size_bytes, &w);
     if (first < 0) {
         ferry__fail_prefix(first, "replica %d", r->index);
         first = FERRY_ECONN;
@@ -285,17 +281,15 @@ void ferry__replica_refresh(ferry__replica *r)
     if (!serving)
         snprintf(reason, sizeof reason, "%s", ferry_last_error());
     for (int32_t i = 0; i < r->server->options->tp_size; i++) {
-        json_t *o = bodies[i] == NULL
-                        ? NULL
-                        : json_loadb(bodies[i], sizes[i], 0, NULL);
+        json_t *o =
+            bodies[i] == NULL ? NULL : json_loadb(bodies[i], sizes[i], 0, NULL);
 
         if (serving && !json_is_true(json_object_get(o, "serving"))) {
-            const char *why =
-                json_string_value(json_object_get(o, "reason"));
+            const char *why = json_string_value(json_object_get(o, "reason"));
 
             serving = false;
-            snprintf(reason, sizeof reason, "replica %d rank %d: %s",
-                     r->index, i, why == NULL ? "not serving" : why);
+            snprintf(reason, sizeof reason, "replica %d rank %d: %s", r->index,
+                     i, why == NULL ? "not serving" : why);
         }
         json_decref(o);
         ferry__free(bodies[i]);

@@ -55,18 +55,18 @@ static ferry_status grow_tokens(ferry__request *r)
     size_t tokens = (size_t)r->out_capacity;
     size_t picked = tokens;
 
-    FERRY_TRY(ferry__grow(&r->tokens, &tokens, (size_t)r->n_out,
-                          sizeof *r->tokens));
-    FERRY_TRY(ferry__grow(&r->picked, &picked, (size_t)r->n_out,
-                          sizeof *r->picked));
+    FERRY_TRY(
+        ferry__grow(&r->tokens, &tokens, (size_t)r->n_out, sizeof *r->tokens));
+    FERRY_TRY(
+        ferry__grow(&r->picked, &picked, (size_t)r->n_out, sizeof *r->picked));
     r->out_capacity = (int32_t)(tokens < picked ? tokens : picked);
     return FERRY_OK;
 }
 
 static ferry_status stamp(ferry__request *r, const char *version)
 {
-    ferry__version_span *last = r->n_spans == 0 ? NULL
-                                                : &r->spans[r->n_spans - 1];
+    ferry__version_span *last =
+        r->n_spans == 0 ? NULL : &r->spans[r->n_spans - 1];
 
     if (last != NULL && strcmp(last->version, version) == 0) {
         last->end = r->n_out;

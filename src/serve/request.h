@@ -13,7 +13,7 @@
 #include <pthread.h>
 
 typedef struct ferry__version_span {
-    char *version; /* owned */
+    char *version;      /* owned */
     int32_t start, end; /* output tokens [start, end) */
 } ferry__version_span;
 
@@ -35,13 +35,13 @@ typedef struct ferry__request {
     int32_t n_out, out_capacity;
     ferry__version_span *spans;
     size_t n_spans, spans_capacity;
-    ferry__str text;            /* bytes so far, when stop_texts are set */
-    int32_t n_computed;         /* tokens in the cache */
-    int32_t slot;               /* -1: none */
-    bool abort;                 /* asked to end */
-    const char *finish_reason;  /* "stop", "length", "abort", "error" */
-    int32_t stop_reason;        /* stop id that ended it, or -1 */
-    ferry_status status;        /* of "error" */
+    ferry__str text;           /* bytes so far, when stop_texts are set */
+    int32_t n_computed;        /* tokens in the cache */
+    int32_t slot;              /* -1: none */
+    bool abort;                /* asked to end */
+    const char *finish_reason; /* "stop", "length", "abort", "error" */
+    int32_t stop_reason;       /* stop id that ended it, or -1 */
+    ferry_status status;       /* of "error" */
     char failure[512];
     /* completion */
     pthread_mutex_t lock;

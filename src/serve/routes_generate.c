@@ -20,8 +20,9 @@ static bool gate(ferry__exchange *x)
     paused = x->server->paused;
     pthread_mutex_unlock(&x->server->lock);
     if (paused == FERRY__PAUSE_ABORT || paused == FERRY__PAUSE_WAIT) {
-        ferry__reply_error(x, 503, NULL, "Generation is paused. Please "
-                                         "retry after it resumes.");
+        ferry__reply_error(x, 503, NULL,
+                           "Generation is paused. Please "
+                           "retry after it resumes.");
         return false;
     }
     return true;
@@ -41,8 +42,7 @@ static bool make_request(ferry__exchange *x, json_t *body, const char *prefix,
     pthread_mutex_lock(&x->server->lock);
     number = ++x->server->next_id;
     pthread_mutex_unlock(&x->server->lock);
-    if (json_is_string(id) &&
-        json_string_length(id) < sizeof r->id)
+    if (json_is_string(id) && json_string_length(id) < sizeof r->id)
         snprintf(r->id, sizeof r->id, "%s", json_string_value(id));
     else
         snprintf(r->id, sizeof r->id, "%s-%llu", prefix,
@@ -69,8 +69,8 @@ static bool run(ferry__exchange *x, ferry__request *r)
                            r->n_out);
     if (strcmp(r->finish_reason, "error") != 0)
         return true;
-    ferry__reply_error(x, r->status == FERRY_ENOTREADY ? 503 : 500, NULL,
-                       "%s", r->failure);
+    ferry__reply_error(x, r->status == FERRY_ENOTREADY ? 503 : 500, NULL, "%s",
+                       r->failure);
     return false;
 }
 
@@ -86,8 +86,7 @@ static bool refuse_stream(ferry__exchange *x, json_t *body)
 static void reply_completion(ferry__exchange *x, json_t *body,
                              const ferry__request *r)
 {
-    bool want_logprobs =
-        json_is_integer(json_object_get(body, "logprobs"));
+    bool want_logprobs = json_is_integer(json_object_get(body, "logprobs"));
     json_t *choice = json_pack(
         "{s:i,s:o,s:o,s:s,s:o}", "index", 0, "text", ferry__write_text(r),
         "logprobs",
@@ -102,13 +101,12 @@ static void reply_completion(ferry__exchange *x, json_t *body,
                             ferry__write_ids(r->prompt, r->n_prompt));
     }
     if (json_is_true(json_object_get(body, "return_weight_versions")))
-        json_object_set_new(choice, "weight_versions",
-                            ferry__write_spans(r));
-    ferry__reply_json(
-        x, json_pack("{s:s,s:s,s:I,s:s,s:[o],s:o}", "id", r->id, "object",
-                     "text_completion", "created", (json_int_t)time(NULL),
-                     "model", x->server->options->served_name, "choices",
-                     choice, "usage", ferry__write_usage(r)));
+        json_object_set_new(choice, "weight_versions", ferry__write_spans(r));
+    ferry__reply_json(x, json_pack("{s:s,s:s,s:I,s:s,s:[o],s:o}", "id", r->id,
+                                   "object", "text_completion", "created",
+                                   (json_int_t)time(NULL), "model",
+                                   x->server->options->served_name, "choices",
+                                   choice, "usage", ferry__write_usage(r)));
 }
 
 static void handle_completions(ferry__exchange *x)
@@ -133,20 +131,18 @@ static void handle_completions(ferry__exchange *x)
 static void reply_generate(ferry__exchange *x, json_t *params,
                            const ferry__request *r)
 {
-    bool want_logprobs =
-        json_is_integer(json_object_get(params, "logprobs"));
+    bool want_logprobs = json_is_integer(json_object_get(params, "logprobs"));
     json_t *choice = json_pack(
         "{s:i,s:o,s:s,s:o,s:o,s:o}", "index", 0, "logprobs",
         want_logprobs ? ferry__write_logprobs_chat(r) : json_null(),
         "finish_reason", r->finish_reason, "stop_reason",
         r->stop_reason < 0 ? json_null() : json_integer(r->stop_reason),
-        "token_ids", ferry__write_ids(r->tokens, r->n_out),
-        "weight_versions", ferry__write_spans(r));
+        "token_ids", ferry__write_ids(r->tokens, r->n_out), "weight_versions",
+        ferry__write_spans(r));
 
-    ferry__reply_json(x, json_pack("{s:s,s:[o],s:n,s:o}", "request_id",
-                                   r->id, "choices", choice,
-                                   "prompt_logprobs", "usage",
-                                   ferry__write_usage(r)));
+    ferry__reply_json(x, json_pack("{s:s,s:[o],s:n,s:o}", "request_id", r->id,
+                                   "choices", choice, "prompt_logprobs",
+                                   "usage", ferry__write_usage(r)));
 }
 
 static void handle_generate(ferry__exchange *x)
@@ -163,10 +159,9 @@ static void handle_generate(ferry__exchange *x)
     if (params == NULL || json_is_null(params))
         params = none;
     if (!json_is_array(ids))
-        ferry__reply_invalid(x, "body.token_ids",
-                             ids == NULL ? "missing" : "list_type",
-                             ids == NULL ? "Field required"
-                                         : "Input should be a valid list");
+        ferry__reply_invalid(
+            x, "body.token_ids", ids == NULL ? "missing" : "list_type",
+            ids == NULL ? "Field required" : "Input should be a valid list");
     else if (!json_is_object(params))
         ferry__reply_invalid(x, "body.sampling_params", "dict_type",
                              "Input should be a valid dictionary");

@@ -36,9 +36,9 @@ static void handle_models(ferry__exchange *x)
 
     ferry__reply_json(
         x, json_pack("{s:s,s:[{s:s,s:s,s:I,s:s,s:s,s:i}]}", "object", "list",
-                     "data", "id", o->served_name, "object", "model",
-                     "created", (json_int_t)time(NULL), "owned_by", "ferry",
-                     "root", o->model, "max_model_len", (int)o->max_len));
+                     "data", "id", o->served_name, "object", "model", "created",
+                     (json_int_t)time(NULL), "owned_by", "ferry", "root",
+                     o->model, "max_model_len", (int)o->max_len));
 }
 
 static void handle_metrics(ferry__exchange *x)
@@ -52,8 +52,8 @@ static void handle_metrics(ferry__exchange *x)
 
 static void handle_version(ferry__exchange *x)
 {
-    ferry__reply_json(x, json_pack("{s:s,s:s}", "version",
-                                   ferry_version_text(), "server", "ferry"));
+    ferry__reply_json(x, json_pack("{s:s,s:s}", "version", ferry_version_text(),
+                                   "server", "ferry"));
 }
 
 /* The ranks' own words, as an array; null for ranks that cannot be asked. */
@@ -67,9 +67,8 @@ static json_t *rank_statuses(ferry__replica *r, bool up)
         (void)ferry__replica_exchange(r, FERRY__RANK_STATUS, NULL, 0, 30000,
                                       bodies, sizes);
     for (int32_t i = 0; i < r->server->options->tp_size; i++) {
-        json_t *o = bodies[i] == NULL
-                        ? NULL
-                        : json_loadb(bodies[i], sizes[i], 0, NULL);
+        json_t *o =
+            bodies[i] == NULL ? NULL : json_loadb(bodies[i], sizes[i], 0, NULL);
 
         if (o != NULL)
             json_object_set_new(o, "pid", json_integer(r->ranks.pids[i]));
@@ -86,9 +85,9 @@ static json_t *replica_status(ferry__replica *r)
 
     pthread_mutex_lock(&r->lock);
     up = r->up;
-    o = json_pack("{s:i,s:b,s:b,s:b,s:s,s:i,s:i,s:I}", "index",
-                  (int)r->index, "up", r->up, "serving", r->serving,
-                  "gate_open", r->gates == 0, "reason", r->reason, "running",
+    o = json_pack("{s:i,s:b,s:b,s:b,s:s,s:i,s:i,s:I}", "index", (int)r->index,
+                  "up", r->up, "serving", r->serving, "gate_open",
+                  r->gates == 0, "reason", r->reason, "running",
                   (int)r->n_active, "waiting", (int)r->n_queued, "restarts",
                   (json_int_t)r->n_restarts);
     pthread_mutex_unlock(&r->lock);

@@ -15,8 +15,7 @@ static void reply_message(ferry__exchange *x, const char *message)
 
 /* Runs one call under its metrics and answers. */
 static void finish_call(ferry__exchange *x, ferry__operation op,
-                        int64_t start_ns, ferry_status st,
-                        const char *message)
+                        int64_t start_ns, ferry_status st, const char *message)
 {
     ferry__metrics_end(&x->server->metrics, op,
                        (double)(ferry__now_ns() - start_ns) * 1e-9);
@@ -57,8 +56,7 @@ static void handle_init(ferry__exchange *x)
         return;
     }
     start = begin_call(x, FERRY__OP_INIT);
-    finish_call(x, FERRY__OP_INIT, start,
-                ferry__control_init(x->server, text),
+    finish_call(x, FERRY__OP_INIT, start, ferry__control_init(x->server, text),
                 "Weight transfer initialized");
     free(text);
 }
@@ -246,7 +244,8 @@ static json_t *differences(json_t *a, json_t *b)
         json_t *sorted = text == NULL ? NULL : json_loads(text, 0, NULL);
 
         free(text);
-        json_object_foreach(sorted, key, value) {
+        json_object_foreach(sorted, key, value)
+        {
             json_t *left = json_object_get(a, key);
             json_t *right = json_object_get(b, key);
 
@@ -312,8 +311,9 @@ static void handle_checker(ferry__exchange *x)
             ferry__reply_json(x, json_pack("{s:s}", "status", "reset"));
     } else if (action != NULL && strcmp(action, "compare") == 0) {
         if (!json_is_object(json_object_get(body, "baseline")))
-            ferry__reply_error(x, 400, NULL, "action='compare' requires a "
-                                             "'baseline' object");
+            ferry__reply_error(x, 400, NULL,
+                               "action='compare' requires a "
+                               "'baseline' object");
         else
             checker_compare(x, json_object_get(body, "baseline"));
     } else {
@@ -410,14 +410,15 @@ static void handle_abort_requests(ferry__exchange *x)
     } else {
         /* As vLLM counts: ids that were named, known or not. */
         n = (int32_t)json_array_size(ids);
-        json_array_foreach(ids, i, id) {
+        json_array_foreach(ids, i, id)
+        {
             if (json_is_string(id))
                 ferry__scheduler_abort(x->server, json_string_value(id));
         }
     }
     json_decref(body);
-    ferry__reply_json(x, json_pack("{s:s,s:i}", "status", "aborted",
-                                   "aborted", (int)n));
+    ferry__reply_json(
+        x, json_pack("{s:s,s:i}", "status", "aborted", "aborted", (int)n));
 }
 
 static void handle_world_size(ferry__exchange *x)
@@ -427,9 +428,9 @@ static void handle_world_size(ferry__exchange *x)
 
     if (!read_flag(x, "include_dp", true, &include_dp))
         return;
-    ferry__reply_json(x, json_pack("{s:i}", "world_size",
-                                   (int)(o->tp_size *
-                                         (include_dp ? o->dp_size : 1))));
+    ferry__reply_json(
+        x, json_pack("{s:i}", "world_size",
+                     (int)(o->tp_size * (include_dp ? o->dp_size : 1))));
 }
 
 static void handle_plan(ferry__exchange *x)

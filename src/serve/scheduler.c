@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define STEP_TOKENS 512
-#define STEP_TIMEOUT_MS 90000
+#define STEP_TOKENS      512
+#define STEP_TIMEOUT_MS  90000
 #define RESTART_PAUSE_MS 200
 
 /* One step: the frame, and which slots sample in it, in order. */
@@ -45,8 +45,8 @@ static ferry_status plan_init(step_plan *p, int32_t max_seqs)
 /* Moves waiting requests into free slots. */
 static void admit(ferry__replica *r)
 {
-    for (int32_t i = 0;
-         i < r->server->options->max_seqs && r->queue != NULL; i++) {
+    for (int32_t i = 0; i < r->server->options->max_seqs && r->queue != NULL;
+         i++) {
         ferry__request *q = r->queue;
 
         if (r->active[i] != NULL)
@@ -168,8 +168,8 @@ static void take_tokens(ferry__replica *r, const step_plan *p,
             continue;
         if (k >= n_tokens)
             break;
-        st = ferry__request_take(q, &tokens[k++], version, c->eos_ids,
-                                 c->n_eos);
+        st =
+            ferry__request_take(q, &tokens[k++], version, c->eos_ids, c->n_eos);
         if (st < 0) {
             r->active[q->slot] = NULL;
             r->n_active--;
@@ -218,8 +218,8 @@ static void restart(ferry__replica *r)
     ferry__sleep_ms(RESTART_PAUSE_MS);
     st = ferry__replica_start(r);
     if (st < 0)
-        ferry__log(FERRY_LOG_ERROR, "replica %d does not start: %s",
-                   r->index, ferry_last_error());
+        ferry__log(FERRY_LOG_ERROR, "replica %d does not start: %s", r->index,
+                   ferry_last_error());
     else
         ferry__log(FERRY_LOG_WARN, "replica %d is up again", r->index);
     pthread_mutex_lock(&r->lock);
@@ -255,8 +255,7 @@ void *ferry__scheduler_run(void *replica)
         compose(r, &p);
         run_step(r, &p);
     }
-    ferry__replica_fail_requests(r, FERRY_ECANCELED,
-                                 "the server is stopping");
+    ferry__replica_fail_requests(r, FERRY_ECANCELED, "the server is stopping");
     pthread_mutex_unlock(&r->lock);
     plan_free(&p);
     return NULL;
@@ -286,8 +285,8 @@ ferry_status ferry__scheduler_submit(ferry__server *server,
     char reason[512] = "no replica";
 
     for (int32_t i = 0; i < server->options->dp_size; i++) {
-        int32_t load = replica_load(&server->replicas[i], reason,
-                                    sizeof reason);
+        int32_t load =
+            replica_load(&server->replicas[i], reason, sizeof reason);
 
         if (load >= 0 && load < least) {
             least = load;

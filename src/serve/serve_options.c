@@ -14,39 +14,38 @@
 #include <string.h>
 
 /* X(id, flag, argument, help): argument "" for a switch. */
-#define FLAGS(X)                                                              \
-    X(HOST, "host", "ADDR", "address to listen on [127.0.0.1]")               \
-    X(PORT, "port", "N", "port; 0 picks one [8000]")                          \
-    X(PORT_FILE, "port-file", "FILE", "write the bound port here")            \
-    X(API_KEY, "api-key", "TOKEN",                                            \
-      "bearer token for every route but /health [setting token]")             \
-    X(NAME, "served-model-name", "NAME", "name in /v1/models [MODEL]")        \
-    X(TP, "tensor-parallel-size", "N", "ranks of a replica [1]")              \
-    X(DP, "data-parallel-size", "N", "replicas [1]")                          \
-    X(WEIGHTS, "weight-transfer-config", "JSON",                              \
-      "{\"backend\":\"ipc\"}; without it there are no weight routes")         \
-    X(LOAD, "load-format", "F",                                               \
-      "auto, dummy, safetensors or gguf [auto]")                              \
-    X(KERNEL, "kernel-format", "F", "f32, bf16 or q8_0 [bf16]")               \
-    X(COMMIT, "commit", "C", "inplace or staged [inplace]")                   \
-    X(UNSYNCED, "serve-unsynced", "",                                         \
-      "serve dummy weights before the first update")                          \
-    X(FULL, "require-full", "", "refuse updates that leave weights out")      \
-    X(SEQS, "max-num-seqs", "N", "requests run together [8]")                 \
-    X(LEN, "max-model-len", "N", "longest context [2048 or the model's]")     \
-    X(THREADS, "threads", "N", "compute threads of a rank [cores / ranks]")   \
-    X(SEED, "seed", "N", "of dummy weights and unseeded requests [0]")        \
-    X(DEADLINE, "update-deadline", "S", "seconds for one update [300]")       \
-    X(PROGRESS, "update-no-progress", "S",                                    \
-      "seconds without a byte before an update fails [60]")                   \
-    X(BODY, "max-body-mib", "N", "largest request body [256]")                \
+#define FLAGS(X)                                                               \
+    X(HOST, "host", "ADDR", "address to listen on [127.0.0.1]")                \
+    X(PORT, "port", "N", "port; 0 picks one [8000]")                           \
+    X(PORT_FILE, "port-file", "FILE", "write the bound port here")             \
+    X(API_KEY, "api-key", "TOKEN",                                             \
+      "bearer token for every route but /health [setting token]")              \
+    X(NAME, "served-model-name", "NAME", "name in /v1/models [MODEL]")         \
+    X(TP, "tensor-parallel-size", "N", "ranks of a replica [1]")               \
+    X(DP, "data-parallel-size", "N", "replicas [1]")                           \
+    X(WEIGHTS, "weight-transfer-config", "JSON",                               \
+      "{\"backend\":\"ipc\"}; without it there are no weight routes")          \
+    X(LOAD, "load-format", "F", "auto, dummy, safetensors or gguf [auto]")     \
+    X(KERNEL, "kernel-format", "F", "f32, bf16 or q8_0 [bf16]")                \
+    X(COMMIT, "commit", "C", "inplace or staged [inplace]")                    \
+    X(UNSYNCED, "serve-unsynced", "",                                          \
+      "serve dummy weights before the first update")                           \
+    X(FULL, "require-full", "", "refuse updates that leave weights out")       \
+    X(SEQS, "max-num-seqs", "N", "requests run together [8]")                  \
+    X(LEN, "max-model-len", "N", "longest context [2048 or the model's]")      \
+    X(THREADS, "threads", "N", "compute threads of a rank [cores / ranks]")    \
+    X(SEED, "seed", "N", "of dummy weights and unseeded requests [0]")         \
+    X(DEADLINE, "update-deadline", "S", "seconds for one update [300]")        \
+    X(PROGRESS, "update-no-progress", "S",                                     \
+      "seconds without a byte before an update fails [60]")                    \
+    X(BODY, "max-body-mib", "N", "largest request body [256]")                 \
     X(HELP, "help", "", "show this text")
 
 enum flag_id {
 #define FLAG_ID(id, flag, argument, help) FLAG_##id,
     FLAGS(FLAG_ID)
 #undef FLAG_ID
-    FLAG_COUNT
+        FLAG_COUNT
 };
 
 const char *ferry__serve_usage(void)
@@ -54,7 +53,7 @@ const char *ferry__serve_usage(void)
     return "usage: ferry serve MODEL [options]\n\n"
            "MODEL is a folder with config.json and safetensors, or a GGUF "
            "file.\n\n"
-#define FLAG_LINE(id, flag, argument, help)                                   \
+#define FLAG_LINE(id, flag, argument, help)                                    \
     "  --" flag " " argument "\n        " help "\n"
         FLAGS(FLAG_LINE)
 #undef FLAG_LINE
@@ -74,8 +73,8 @@ static ferry_status read_int(const char *flag, const char *text, int64_t low,
     if (errno != 0 || end == text || *end != '\0' || value < low ||
         value > high)
         return ferry_fail(FERRY_EINVAL,
-                          "--%s takes a number from %lld to %lld, got %s",
-                          flag, (long long)low, (long long)high, text);
+                          "--%s takes a number from %lld to %lld, got %s", flag,
+                          (long long)low, (long long)high, text);
     *out = value;
     return FERRY_OK;
 }
@@ -96,13 +95,14 @@ static ferry_status read_backend(const char *text, char **out)
     const char *name;
     ferry_status st = FERRY_OK;
 
-    FERRY_TRY(ferry__json_parse("--weight-transfer-config", text,
-                                strlen(text), &o));
+    FERRY_TRY(
+        ferry__json_parse("--weight-transfer-config", text, strlen(text), &o));
     name = json_string_value(json_object_get(o, "backend"));
     if (name == NULL || json_object_size(o) != 1)
         st = ferry_fail(FERRY_EINVAL,
                         "--weight-transfer-config takes {\"backend\":NAME}, "
-                        "got %s", text);
+                        "got %s",
+                        text);
     if (st == FERRY_OK) {
         ferry__free(*out);
         *out = ferry__strdup(name);
@@ -123,8 +123,7 @@ static ferry_status read_choice(const char *flag, const char *text,
             return FERRY_OK;
         }
     }
-    return ferry_fail(FERRY_EINVAL, "--%s takes %s, got %s", flag, list,
-                      text);
+    return ferry_fail(FERRY_EINVAL, "--%s takes %s, got %s", flag, list, text);
 }
 
 const char *ferry__kernel_name(ferry_dtype kernel)
@@ -134,11 +133,9 @@ const char *ferry__kernel_name(ferry_dtype kernel)
                                         : "q8_0";
 }
 
-static ferry_status read_named(int id, const char *arg,
-                               ferry__serve_options *o)
+static ferry_status read_named(int id, const char *arg, ferry__serve_options *o)
 {
-    static const char *const loads[] = {"auto", "dummy", "safetensors",
-                                        "gguf"};
+    static const char *const loads[] = {"auto", "dummy", "safetensors", "gguf"};
     static const char *const commits[] = {"inplace", "staged"};
     static const char *const kernels[] = {"f32", "bf16", "q8_0"};
     static const ferry_dtype kernel_types[] = {
@@ -164,20 +161,34 @@ static ferry_status read_named(int id, const char *arg,
     }
 }
 
-static ferry_status read_flag(int id, const char *arg,
-                              ferry__serve_options *o)
+static ferry_status read_flag(int id, const char *arg, ferry__serve_options *o)
 {
     int64_t value = 0;
 
     switch (id) {
-    case FLAG_HOST: o->host = arg; return FERRY_OK;
-    case FLAG_PORT_FILE: o->port_file = arg; return FERRY_OK;
-    case FLAG_API_KEY: o->api_key = arg; return FERRY_OK;
-    case FLAG_NAME: o->served_name = arg; return FERRY_OK;
-    case FLAG_UNSYNCED: o->serve_unsynced = true; return FERRY_OK;
-    case FLAG_FULL: o->require_full = true; return FERRY_OK;
-    case FLAG_HELP: o->help = true; return FERRY_OK;
-    case FLAG_PORT: return read_i32("port", arg, 0, 65535, &o->port);
+    case FLAG_HOST:
+        o->host = arg;
+        return FERRY_OK;
+    case FLAG_PORT_FILE:
+        o->port_file = arg;
+        return FERRY_OK;
+    case FLAG_API_KEY:
+        o->api_key = arg;
+        return FERRY_OK;
+    case FLAG_NAME:
+        o->served_name = arg;
+        return FERRY_OK;
+    case FLAG_UNSYNCED:
+        o->serve_unsynced = true;
+        return FERRY_OK;
+    case FLAG_FULL:
+        o->require_full = true;
+        return FERRY_OK;
+    case FLAG_HELP:
+        o->help = true;
+        return FERRY_OK;
+    case FLAG_PORT:
+        return read_i32("port", arg, 0, 65535, &o->port);
     case FLAG_TP:
         return read_i32("tensor-parallel-size", arg, 1, FERRY__TP_MAX,
                         &o->tp_size);
@@ -189,7 +200,8 @@ static ferry_status read_flag(int id, const char *arg,
         return read_i32("max-model-len", arg, 8, 1 << 20, &o->max_len);
     case FLAG_THREADS:
         return read_i32("threads", arg, 1, 512, &o->threads);
-    case FLAG_WEIGHTS: return read_backend(arg, &o->backend);
+    case FLAG_WEIGHTS:
+        return read_backend(arg, &o->backend);
     case FLAG_SEED:
         FERRY_TRY(read_int("seed", arg, 0, INT64_MAX, &value));
         o->seed = (uint64_t)value;
@@ -206,7 +218,8 @@ static ferry_status read_flag(int id, const char *arg,
         FERRY_TRY(read_int("max-body-mib", arg, 1, 4096, &value));
         o->max_body_bytes = value << 20;
         return FERRY_OK;
-    default: return read_named(id, arg, o);
+    default:
+        return read_named(id, arg, o);
     }
 }
 
@@ -225,8 +238,8 @@ ferry_status ferry__serve_options_read(int argc, char **argv,
                                        ferry__serve_options *out)
 {
     static const struct option flags[] = {
-#define FLAG_OPTION(id, flag, argument, help)                                 \
-    {flag, sizeof(argument) > 1 ? required_argument : no_argument, NULL,      \
+#define FLAG_OPTION(id, flag, argument, help)                                  \
+    {flag, sizeof(argument) > 1 ? required_argument : no_argument, NULL,       \
      FLAG_##id},
         FLAGS(FLAG_OPTION)
 #undef FLAG_OPTION
@@ -240,11 +253,12 @@ ferry_status ferry__serve_options_read(int argc, char **argv,
     while (st == FERRY_OK &&
            (id = getopt_long(argc, argv, ":", flags, NULL)) != -1) {
         if (id == '?')
-            st = ferry_fail(FERRY_EINVAL, "unknown option %s (see ferry serve "
-                            "--help)", argv[optind - 1]);
-        else if (id == ':')
-            st = ferry_fail(FERRY_EINVAL, "%s takes a value",
+            st = ferry_fail(FERRY_EINVAL,
+                            "unknown option %s (see ferry serve "
+                            "--help)",
                             argv[optind - 1]);
+        else if (id == ':')
+            st = ferry_fail(FERRY_EINVAL, "%s takes a value", argv[optind - 1]);
         else
             st = read_flag(id, optarg, out);
     }

@@ -27,9 +27,9 @@ typedef struct ferry__serve_options {
     ferry_commit commit;
     int32_t tp_size, dp_size;
     int32_t max_seqs, max_len, threads; /* threads 0: share the cores */
-    bool serve_unsynced;     /* random weights may be served */
+    bool serve_unsynced;                /* random weights may be served */
     bool require_full;
-    uint64_t seed;           /* of dummy weights */
+    uint64_t seed;                       /* of dummy weights */
     int64_t deadline_ms, no_progress_ms; /* 0: the worker's defaults */
     int64_t max_body_bytes;
     bool help;

@@ -27,8 +27,7 @@ char *ferry__server_version(ferry__server *s)
 
 /* Fills what depends on the model and the machine, and refuses what cannot
  * be before anything is started. */
-static ferry_status settle(ferry__serve_options *o,
-                           ferry__model_config *config)
+static ferry_status settle(ferry__serve_options *o, ferry__model_config *config)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int32_t ranks = o->tp_size * o->dp_size;
@@ -96,8 +95,8 @@ static ferry_status server_init(ferry__server *s)
     pthread_mutex_init(&s->spawner_lock, NULL);
     ferry__metrics_init(&s->metrics);
     s->version = ferry__strdup("default");
-    s->replicas = ferry__alloc_array((size_t)s->options->dp_size,
-                                     sizeof *s->replicas);
+    s->replicas =
+        ferry__alloc_array((size_t)s->options->dp_size, sizeof *s->replicas);
     if (s->version == NULL || s->replicas == NULL)
         return FERRY_ENOMEM;
     for (int32_t i = 0; i < s->options->dp_size; i++)
@@ -184,8 +183,8 @@ int ferry__serve_main(int argc, char **argv)
 {
     ferry__serve_options options;
     ferry__model_config config = {0};
-    ferry__server s = {.options = &options, .config = &config,
-                       .spawner = {.fd = -1}};
+    ferry__server s = {
+        .options = &options, .config = &config, .spawner = {.fd = -1}};
     sigset_t ends;
     ferry_status st = ferry__serve_options_read(argc, argv, &options);
 

@@ -29,13 +29,13 @@ typedef struct ferry__replica {
 
     pthread_mutex_t step_io; /* one exchange on the step sockets at a time */
 
-    pthread_mutex_t lock;    /* all below */
+    pthread_mutex_t lock; /* all below */
     pthread_cond_t cond;
-    bool up;                 /* all ranks loaded and alive */
-    bool unsynced;           /* respawned: its version is gone */
-    bool serving;            /* its weights may be used */
-    char reason[512];        /* why not up, or not serving */
-    int32_t gates;           /* closed while > 0 */
+    bool up;          /* all ranks loaded and alive */
+    bool unsynced;    /* respawned: its version is gone */
+    bool serving;     /* its weights may be used */
+    char reason[512]; /* why not up, or not serving */
+    int32_t gates;    /* closed while > 0 */
     bool stepping;
     bool stop;
     ferry__request *queue, **queue_tail; /* waiting for a slot */
@@ -55,7 +55,7 @@ typedef struct ferry__server {
     ferry__metrics metrics;
     int32_t port;
 
-    pthread_mutex_t calls;   /* the control sockets, for one call's length */
+    pthread_mutex_t calls; /* the control sockets, for one call's length */
     pthread_mutex_t control;
     /* under control */
     bool round_open;      /* between start and the round's end */
@@ -64,8 +64,8 @@ typedef struct ferry__server {
     pthread_mutex_t lock; /* all below */
     char *version;
     ferry__pause paused;
-    const char *running;  /* weight call in progress, for 409 and status */
-    char *last_failure;   /* owned; of the last failed round */
+    const char *running; /* weight call in progress, for 409 and status */
+    char *last_failure;  /* owned; of the last failed round */
     uint64_t rounds_finished, rounds_failed;
     double last_stop_ms, last_round_ms;
     int64_t round_started_ns;
@@ -123,8 +123,7 @@ ferry_status ferry__control_commit(ferry__server *s, const char *version);
 /* Idempotent; also ends an update that is running. */
 ferry_status ferry__control_abort(ferry__server *s);
 ferry_status ferry__control_shutdown(ferry__server *s);
-ferry_status ferry__control_set_version(ferry__server *s,
-                                        const char *version);
+ferry_status ferry__control_set_version(ferry__server *s, const char *version);
 /* {"dp0:pp0:pcp0:tp0:NAME": sha256, …}; owned, ferry__free. */
 ferry_status ferry__control_checksums(ferry__server *s, char **out_json);
 ferry_status ferry__control_reset(ferry__server *s);

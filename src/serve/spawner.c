@@ -37,8 +37,7 @@ typedef struct nursery {
 
 static ferry__waiter bounded(const char *what)
 {
-    ferry__waiter w = {NULL, NULL, ferry__deadline_in(SPAWN_TIMEOUT_MS),
-                       what};
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(SPAWN_TIMEOUT_MS), what};
 
     return w;
 }
@@ -62,9 +61,9 @@ static void kill_replica(nursery *n, int32_t dp_rank)
 static void rank_child(nursery *n, const spawn_call *call, int32_t tp_rank,
                        int comm_fd, int control_fd, int step_fd, pid_t parent)
 {
-    ferry__rank_start start = {n->options, n->config, call->dp_rank, tp_rank,
-                               comm_fd, control_fd, step_fd,
-                               call->unsynced != 0};
+    ferry__rank_start start = {
+        n->options, n->config,  call->dp_rank, tp_rank,
+        comm_fd,    control_fd, step_fd,       call->unsynced != 0};
 
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
@@ -136,8 +135,8 @@ static int nursery_main(nursery *n)
     n->pids = ferry__alloc_array(world, sizeof *n->pids);
     while (n->pids != NULL && st == FERRY_OK) {
         /* The API process closing its end is what ends this wait. */
-        ferry__waiter idle = {NULL, NULL,
-                              ferry__deadline_in(INT64_C(1) << 40), "spawn"};
+        ferry__waiter idle = {NULL, NULL, ferry__deadline_in(INT64_C(1) << 40),
+                              "spawn"};
         ferry__waiter w;
         spawn_call call;
         spawn_reply reply = {0};
@@ -212,8 +211,10 @@ ferry_status ferry__spawner_spawn(ferry__spawner *spawner, int32_t dp_rank,
         return ferry__fail_line((ferry_status)reply.status, reply.line);
     if (n_fds != 2 * (size_t)tp_size) {
         close_all(fds, n_fds);
-        return ferry_fail(FERRY_EINTERNAL, "spawner gave %zu sockets for %d "
-                          "ranks", n_fds, tp_size);
+        return ferry_fail(FERRY_EINTERNAL,
+                          "spawner gave %zu sockets for %d "
+                          "ranks",
+                          n_fds, tp_size);
     }
     for (int32_t i = 0; i < tp_size; i++) {
         out->control_fds[i] = fds[2 * i];
