@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Questions to all ranks outside a round: digests, plans, reset. */
+#include "base/alloc.h"
+#include "serve/rank_call.h"
+
+#include <jansson.h>
+
+static ferry_status gather(ferry__server *s, const char *what,
+                           ferry__rank_kind kind, ferry__answers *a)
+{
+    ferry_status st;
+
+    FERRY_TRY(ferry__rank_call_begin(s, what));
+    a->bodies =
+        ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *a->bodies);
+    a->sizes =
+        ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *a->sizes);
+    st = a->bodies == NULL || a->sizes == NULL ? FERRY_ENOMEM : FERRY_OK;
+    if (st == FERRY_OK)
+        st = ferry__rank_call_wait_up(s);
+    if (st == FERRY_OK)
+        st = ferry__rank_call(s, kind, NULL, a);
+    ferry__rank_call_end(s);
+    return st;
+}
+
+static void answers_free(ferry__server *s, ferry__answers *a)
+{
+    for (int32_t i = 0; a->bodies != NULL && i < ferry__rank_world(s); i++)
+        ferry__free(a->bodies[i]);
+    ferry__free(a->bodies);
+    ferry__free(a->sizes);
+}
+
+ferry_status ferry__control_checksums(ferry__server *s, char **out_json)
+{
+    ferry__answers a = {0};
+    ferry__str out = {0};
+    ferry_status st = gather(s, "weight_checker", FERRY__RANK_CHECKSUM, &a);
+
+    ferry__str_append(&out, "{");
+    for (int32_t i = 0; st == FERRY_OK && i < ferry__rank_world(s); i++) {
+        json_t *o = json_loadb(a.bodies[i], a.sizes[i], 0, NULL);
+        const char *name;
+        json_t *hex;
+
+        json_object_foreach(o, name, hex)
+        {
+            ferry__str_printf(&out, "%s\"dp%d:pp0:pcp0:tp%d:%s\":\"%s\"",
+                              out.length > 1 ? "," : "",
+                              i / s->options->tp_size, i % s->options->tp_size,
+                              name, json_string_value(hex));
+        }
+        json_decref(o);
+    }
+    ferry__str_append(&out, "}");
+    answers_free(s, &a);
+    if (st < 0) {
+        ferry__str_free(&out);
+        return st;
+    }
+    return ferry__str_take(&out, out_json);
+}
+
+ferry_status ferry__control_plan(ferry__server *s, char **out_json)
+{
+    ferry__answers a = {0};
+    ferry__str out = {0};
+    ferry_status st = gather(s, "plan", FERRY__RANK_PLAN, &a);
+
+    ferry__str_append(&out, "{");
+    for (int32_t i = 0; st == FERRY_OK && i < ferry__rank_world(s); i++) {
+        ferry__str_printf(&out, "%s\"dp%d:tp%d\":", i > 0 ? "," : "",
+                          i / s->options->tp_size, i % s->options->tp_size);
+        ferry__str_append_n(&out, a.bodies[i], a.sizes[i]);
+    }
+    ferry__str_append(&out, "}");
+    answers_free(s, &a);
+    if (st < 0) {
+        ferry__str_free(&out);
+        return st;
+    }
+    return ferry__str_take(&out, out_json);
+}
+ferry_status ferry__control_reset(ferry__server *s)
+{
+    ferry_status st;
+
+    FERRY_TRY(ferry__rank_call_begin(s, "weight_checker"));
+    if (s->round_open) {
+        st = ferry_fail(FERRY_EORDER, "reset refused: a weight update is "
+                                      "active");
+    } else {
+        for (int32_t i = 0; i < s->options->dp_size; i++)
+            ferry__replica_gate_close(&s->replicas[i]);
+        st = ferry__rank_call(s, FERRY__RANK_RESET, NULL, NULL);
+        for (int32_t i = 0; i < s->options->dp_size; i++)
+            ferry__replica_gate_open(&s->replicas[i]);
+    }
+    ferry__rank_call_end(s);
+    return st;
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weight calls on all ranks; see rank_call.h. */
+#include "serve/rank_call.h"
+
+#include "base/alloc.h"
+#include "base/log.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+
+#define REPLICA_UP_MS       60000
+#define DEFAULT_DEADLINE_MS 300000
+#define DEADLINE_SLACK_MS   5000
+
+int32_t ferry__rank_world(const ferry__server *s)
+{
+    return s->options->dp_size * s->options->tp_size;
+}
+ferry_status ferry__rank_call_begin(ferry__server *s, const char *what)
+{
+    const char *running;
+
+    if (pthread_mutex_trylock(&s->control) != 0) {
+        pthread_mutex_lock(&s->lock);
+        running = s->running;
+        pthread_mutex_unlock(&s->lock);
+        return ferry_fail(FERRY_EBUSY, "%s refused: %s is running", what,
+                          running == NULL ? "another weight call" : running);
+    }
+    pthread_mutex_lock(&s->lock);
+    s->running = what;
+    pthread_mutex_unlock(&s->lock);
+    return FERRY_OK;
+}
+
+void ferry__rank_call_end(ferry__server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->running = NULL;
+    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->control);
+}
+static int64_t call_bound_ms(const ferry__server *s)
+{
+    int64_t ms = s->options->deadline_ms > 0 ? s->options->deadline_ms
+                                             : DEFAULT_DEADLINE_MS;
+
+    return ms + DEADLINE_SLACK_MS;
+}
+
+static void note(ferry__answers *a, ferry_status st)
+{
+    if (a->first == FERRY_OK) {
+        a->first = st;
+        snprintf(a->line, sizeof a->line, "%s", ferry_last_error());
+    } else {
+        ferry__log(FERRY_LOG_WARN, "also: %s", ferry_last_error());
+    }
+}
+
+/* Tells the ranks of all replicas to end their round; they answer even while
+ * an update runs. */
+void ferry__rank_call_abort(ferry__server *s)
+{
+    for (int32_t i = 0; i < s->options->dp_size; i++) {
+        bool up;
+
+        pthread_mutex_lock(&s->replicas[i].lock);
+        up = s->replicas[i].up;
+        pthread_mutex_unlock(&s->replicas[i].lock);
+        if (up)
+            (void)ferry__replica_exchange(&s->replicas[i], FERRY__RANK_ABORT,
+                                          NULL, 0, 30000, NULL, NULL);
+    }
+}
+
+static ferry_status receive_one(ferry__server *s, int32_t i, ferry__answers *a,
+                                const ferry__waiter *w)
+{
+    ferry__replica *r = &s->replicas[i / s->options->tp_size];
+    int32_t rank = i % s->options->tp_size;
+    ferry_status status = FERRY_OK;
+    ferry_status st =
+        ferry__rank_receive(r->ranks.control_fds[rank], w, &status,
+                            a->bodies == NULL ? NULL : &a->bodies[i],
+                            a->sizes == NULL ? NULL : &a->sizes[i]);
+
+    if (st == FERRY_OK && status < 0)
+        return ferry__fail_prefix(status, "replica %d rank %d", r->index, rank);
+    if (st < 0) {
+        ferry__fail_prefix(st, "replica %d rank %d (pid %d)", r->index, rank,
+                           r->ranks.pids[rank]);
+        ferry__replica_lost(r, ferry_last_error());
+        return FERRY_EPEER;
+    }
+    return st;
+}
+
+/* Collects the ferry__answers as they come, so that the first failure can end the
+ * others at once. */
+static void collect(ferry__server *s, bool *pending, ferry__answers *a,
+                    bool abort_on_failure)
+{
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(call_bound_ms(s)),
+                       "rank answer"};
+    int32_t left = 0;
+    struct pollfd *fds =
+        ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *fds);
+
+    for (int32_t i = 0; i < ferry__rank_world(s); i++) {
+        ferry__replica *r = &s->replicas[i / s->options->tp_size];
+
+        left += pending[i];
+        if (fds != NULL)
+            fds[i] = (struct pollfd){
+                pending[i] ? r->ranks.control_fds[i % s->options->tp_size] : -1,
+                POLLIN, 0};
+    }
+    while (left > 0) {
+        if (fds != NULL)
+            poll(fds, (nfds_t)ferry__rank_world(s), 200);
+        for (int32_t i = 0; i < ferry__rank_world(s); i++) {
+            ferry_status st;
+
+            if (!pending[i] || (fds != NULL && fds[i].revents == 0 &&
+                                !ferry__deadline_passed(&w.deadline)))
+                continue;
+            st = receive_one(s, i, a, &w);
+            pending[i] = false;
+            if (fds != NULL)
+                fds[i].fd = -1;
+            left--;
+            if (st < 0) {
+                bool first = a->first == FERRY_OK;
+
+                note(a, st);
+                if (first && abort_on_failure)
+                    ferry__rank_call_abort(s);
+            }
+        }
+    }
+    ferry__free(fds);
+}
+
+/* One call on every rank; waits for all. Under `control`. */
+ferry_status ferry__rank_call(ferry__server *s, ferry__rank_kind kind,
+                              const char *body, ferry__answers *a)
+{
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(30000), "rank call"};
+    ferry__answers own = {0};
+    bool *pending =
+        ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *pending);
+
+    if (pending == NULL)
+        return FERRY_ENOMEM;
+    if (a == NULL)
+        a = &own;
+    pthread_mutex_lock(&s->calls);
+    for (int32_t i = 0; i < ferry__rank_world(s); i++) {
+        ferry__replica *r = &s->replicas[i / s->options->tp_size];
+        int32_t rank = i % s->options->tp_size;
+        ferry_status st =
+            ferry__rank_send(r->ranks.control_fds[rank], kind, body,
+                             body == NULL ? 0 : strlen(body) + 1, &w);
+
+        pending[i] = st == FERRY_OK;
+        if (st < 0) {
+            ferry__fail_prefix(st, "replica %d rank %d (pid %d)", r->index,
+                               rank, r->ranks.pids[rank]);
+            note(a, FERRY_EPEER);
+            ferry__replica_lost(r, a->line);
+        }
+    }
+    collect(s, pending, a, kind == FERRY__RANK_UPDATE);
+    pthread_mutex_unlock(&s->calls);
+    ferry__free(pending);
+    if (a->first < 0)
+        return ferry__fail_line(a->first, a->line);
+    return FERRY_OK;
+}
+ferry_status ferry__rank_call_wait_up(ferry__server *s)
+{
+    for (int32_t i = 0; i < s->options->dp_size; i++)
+        FERRY_TRY(ferry__replica_wait_up(&s->replicas[i], REPLICA_UP_MS));
+    return FERRY_OK;
+}
