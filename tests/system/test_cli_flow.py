@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import pathlib
+import pty
 import re
 import signal
 import subprocess
@@ -246,3 +247,33 @@ def test_an_interrupted_push_leaves_the_server_whole(
         assert "(ECANCELED)" in errors
         assert ferry("push", models[1], url).returncode == 0
         assert ferry("verify", models[1], url).returncode == 0
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_plain_lines(
+    models: list[str], tmp_path: pathlib.Path
+) -> None:
+    with serving(models[0], tmp_path) as url:
+        ours, theirs = pty.openpty()
+        push = subprocess.Popen(
+            [FERRY, "push", models[1], url],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        drawn = b""
+        # The other end of a terminal that was closed reads as an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 4096):
+                drawn += part
+        os.close(ours)
+        text, _ = push.communicate(timeout=20)
+        assert push.returncode == 0
+        assert b"round 1 [####" in drawn and b"GB/s" in drawn
+        assert drawn.endswith(b"\r\x1b[K")  # the bar is wiped
+        assert b"#" not in text and b"GB/s" in text
+
+        done = ferry("push", models[1], url)
+        assert "round 1: 100 % after" in done.stderr
+        assert "[" not in done.stderr and "\x1b" not in done.stderr
+        done = ferry("push", models[1], url, "--json")
+        assert done.stderr == ""
