@@ -122,11 +122,27 @@ ferry_status ferry__bpe_reserve(ferry__bpe *bpe, size_t n_tokens,
     return FERRY_OK;
 }
 
+static ferry_status name_token(ferry__bpe *bpe, ferry__token *t, int64_t id,
+                               const char *text)
+{
+    size_t old = 0;
+    ferry_status st;
+
+    t->text = ferry__strdup(text);
+    t->bytes = ferry__alloc(strlen(text) + 1);
+    if (!t->text || !t->bytes)
+        return FERRY_ENOMEM;
+    st = ferry__table_add(&bpe->by_text, t->text, (size_t)id, &old);
+    if (st == FERRY_EEXIST)
+        return ferry_fail(st, "token '%s': id %zu, then %lld", text, old,
+                          (long long)id);
+    return st;
+}
+
 ferry_status ferry__bpe_token(ferry__bpe *bpe, int64_t id, const char *text,
                               bool added, bool special)
 {
     ferry__token *t;
-    size_t old;
 
     if (id < 0 || (uint64_t)id >= bpe->n_tokens)
         return ferry_fail(FERRY_EINVAL, "token '%s': id %lld of %zu", text,
@@ -135,15 +151,8 @@ ferry_status ferry__bpe_token(ferry__bpe *bpe, int64_t id, const char *text,
     if (t->text && strcmp(t->text, text) != 0)
         return ferry_fail(FERRY_EEXIST, "id %lld: token '%s', then '%s'",
                           (long long)id, t->text, text);
-    if (!t->text) {
-        t->text = ferry__strdup(text);
-        t->bytes = ferry__alloc(strlen(text) + 1);
-        if (!t->text || !t->bytes)
-            return FERRY_ENOMEM;
-        if (ferry__table_add(&bpe->by_text, t->text, (size_t)id, &old) < 0)
-            return ferry_fail(FERRY_EEXIST, "token '%s': id %zu, then %lld",
-                              text, old, (long long)id);
-    }
+    if (!t->text)
+        FERRY_TRY(name_token(bpe, t, id, text));
     spell(t, added);
     t->added = added;
     t->special = special;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "model/model.h"
 
@@ -288,6 +289,42 @@ static void options_that_do_not_fit_are_refused(void **state)
     assert_null(m);
 }
 
+/* The n-th allocation or mapping fails: one clean error, nothing leaked. */
+static void failed_allocations_are_clean(void **state)
+{
+    static const ferry__fault KINDS[] = {FERRY__FAULT_ALLOC, FERRY__FAULT_MMAP};
+    ferry__model_options o = {.config = &CONFIG,
+                              .kernel = FERRY_DTYPE_F32,
+                              .tp_size = 1,
+                              .max_seqs = 1,
+                              .max_len = 4,
+                              .n_threads = 1};
+    float logits[41];
+    int32_t ids[2] = {1, 2};
+    ferry__seq_step s = {0, 0, 2, ids};
+    size_t kind;
+    uint64_t n;
+
+    (void)state;
+    for (kind = 0; kind < 2; kind++) {
+        ferry_status st = FERRY_ENOMEM;
+
+        for (n = 1; st < 0; n++) {
+            ferry__model *m = NULL;
+
+            ferry__fault_arm(KINDS[kind], n);
+            st = ferry__model_create(&o, &m);
+            if (st == FERRY_OK)
+                st = ferry__model_forward(m, &s, 1, logits, 1000);
+            ferry__fault_arm(KINDS[kind], 0);
+            assert_true(st == FERRY_OK || st == FERRY_ENOMEM);
+            ferry__model_destroy(&m);
+            assert_true(n < 1000);
+        }
+        assert_true(n > 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -299,6 +336,7 @@ int main(void)
         cmocka_unit_test(new_weights_are_served_at_once),
         cmocka_unit_test(a_missing_rank_fails_the_pass_in_time),
         cmocka_unit_test(options_that_do_not_fit_are_refused),
+        cmocka_unit_test(failed_allocations_are_clean),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "base/str.h"
 #include "model/tokenizer.h"
@@ -289,6 +290,33 @@ static void other_kinds_are_named(void **state)
                    "byte_fallback");
 }
 
+/* The n-th allocation fails: one clean error, nothing leaked. */
+static void failed_allocations_are_clean(void **state)
+{
+    ferry_status st = FERRY_ENOMEM;
+    uint64_t n;
+
+    (void)state;
+    write_tokenizer(BYTE_LEVEL, ", \"ignore_merges\": true", -1);
+    for (n = 1; st < 0; n++) {
+        ferry__tokenizer *t = NULL;
+        int32_t *ids = NULL;
+        size_t count = 0;
+
+        ferry__fault_arm(FERRY__FAULT_ALLOC, n);
+        st = ferry__tokenizer_open(path, &t);
+        if (st == FERRY_OK)
+            st = ferry__tokenizer_encode(t, "abcab abd", 9, &ids, &count);
+        ferry__fault_arm(FERRY__FAULT_ALLOC, 0);
+        assert_true(st == FERRY_OK || st == FERRY_ENOMEM);
+        assert_true(st == FERRY_OK || ids == NULL);
+        ferry_free(ids);
+        ferry__tokenizer_close(&t);
+        assert_true(n < 10000);
+    }
+    assert_true(n > 500);
+}
+
 static int make_path(void **state)
 {
     const char *tmp = getenv("TMPDIR");
@@ -320,6 +348,7 @@ int main(void)
         cmocka_unit_test(a_byte_without_a_token_is_refused_not_dropped),
         cmocka_unit_test(a_long_piece_is_no_trap),
         cmocka_unit_test(other_kinds_are_named),
+        cmocka_unit_test(failed_allocations_are_clean),
     };
     return cmocka_run_group_tests(tests, make_path, remove_path);
 }
