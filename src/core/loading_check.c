@@ -5,7 +5,9 @@
 #include "core/loading_state.h"
 
 #include "base/alloc.h"
+#include "base/str.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,35 +65,55 @@ static bool declared_in_round(const ferry__loading *l, const char *name)
     return false;
 }
 
-/* The first checkpoint name that would write into `slot` and was not part of
- * this round, if the model can say; else NULL. */
-static const char *missing_name(ferry__loading *l, size_t slot)
+bool ferry__loading_known(const ferry__loading *l, size_t i, char *buffer,
+                          size_t size_bytes, ferry_param_meta *out)
 {
     const ferry_model *m = l->model;
-    ferry_param_meta meta;
     const char *name;
-    size_t id, count;
 
     if (m->checkpoint_name == NULL || m->checkpoint_meta == NULL)
-        return NULL;
-    for (size_t i = 0; (name = m->checkpoint_name(m->self, i)) != NULL; i++) {
+        return false;
+    name = m->checkpoint_name(m->self, i);
+    if (name == NULL || m->checkpoint_meta(m->self, i, out) < 0)
+        return false;
+    snprintf(buffer, size_bytes, "%s", name);
+    for (size_t k = 0; m->maps != NULL && k < m->n_maps; k++)
+        if (ferry__starts_with(name, m->maps[k].to)) {
+            snprintf(buffer, size_bytes, "%s%s", m->maps[k].from,
+                     name + strlen(m->maps[k].to));
+            break;
+        }
+    out->name = buffer;
+    return true;
+}
+
+/* The first checkpoint name that would write into `slot` and was not part of
+ * this round, if the model can say. */
+static bool missing_name(ferry__loading *l, size_t slot, char *name,
+                         size_t size_bytes)
+{
+    ferry_param_meta meta;
+    size_t id, count;
+
+    for (size_t i = 0; ferry__loading_known(l, i, name, size_bytes, &meta);
+         i++) {
         const ferry__entry *e;
 
         if (declared_in_round(l, name) ||
-            m->checkpoint_meta(m->self, i, &meta) < 0 ||
             ferry__plan_bake(l->plan, &meta, &id) < 0)
             continue;
         e = ferry__plan_entries(l->plan, id, &count);
         for (size_t k = 0; k < count; k++)
             if (e[k].slot == slot)
-                return name;
+                return true;
     }
-    return NULL;
+    return false;
 }
 
 static ferry_status not_covered(ferry__loading *l, size_t slot)
 {
-    const char *name = missing_name(l, slot);
+    char name[512];
+    bool known = missing_name(l, slot, name, sizeof(name));
     int64_t have, want;
 
     ferry__coverage_count(l->coverage, slot, &have, &want);
@@ -99,8 +121,8 @@ static ferry_status not_covered(ferry__loading *l, size_t slot)
                       "parameter %s: %lld of its %lld elements were "
                       "written%s%s",
                       l->model->params[slot].name, (long long)have,
-                      (long long)want, name != NULL ? "; missing " : "",
-                      name != NULL ? name : "");
+                      (long long)want, known ? "; missing " : "",
+                      known ? name : "");
 }
 
 ferry_status ferry__loading_check_coverage(ferry__loading *l, bool full)

@@ -123,6 +123,12 @@ ferry_status ferry__step_run_now(ferry__loading *l, const ferry__entry *e,
 ferry_status ferry__step_check(ferry__loading *l);
 void ferry__step_reset(ferry__loading *l);
 
+/* The i-th parameter that the model's loader knows, under the name that a
+ * checkpoint has for it; the name is written to `buffer`. False after the
+ * last one, or when the model cannot say. */
+bool ferry__loading_known(const ferry__loading *l, size_t i, char *buffer,
+                          size_t size_bytes, ferry_param_meta *out);
+
 /* The op with a source that is its own elements, packed in box order. */
 void ferry__op_packed(const ferry__copy_op *op, ferry__copy_op *out);
 

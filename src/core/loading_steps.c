@@ -219,48 +219,46 @@ ferry_status ferry__step_take(ferry__loading *l, const ferry__entry *e,
 }
 
 /* The checkpoint name that feeds input `input` of `step`, if the model can
- * say; else NULL. */
-static const char *input_name(ferry__loading *l, size_t step, int32_t input)
+ * say. */
+static bool input_name(ferry__loading *l, size_t step, int32_t input,
+                       char *name, size_t size_bytes)
 {
-    const ferry_model *m = l->model;
     ferry_param_meta meta;
-    const char *name;
     size_t id, count;
 
-    if (m->checkpoint_name == NULL || m->checkpoint_meta == NULL)
-        return NULL;
-    for (size_t i = 0; (name = m->checkpoint_name(m->self, i)) != NULL; i++) {
+    for (size_t i = 0; ferry__loading_known(l, i, name, size_bytes, &meta);
+         i++) {
         const ferry__entry *e;
 
-        if (m->checkpoint_meta(m->self, i, &meta) < 0 ||
-            ferry__plan_bake(l->plan, &meta, &id) < 0)
+        if (ferry__plan_bake(l->plan, &meta, &id) < 0)
             continue;
         e = ferry__plan_entries(l->plan, id, &count);
         for (size_t k = 0; k < count; k++)
             if (e[k].kind == FERRY__ENTRY_STEP && e[k].step == step &&
                 e[k].input == input)
-                return name;
+                return true;
     }
-    return NULL;
+    return false;
 }
 
 ferry_status ferry__step_check(ferry__loading *l)
 {
     for (size_t i = 0; i < l->n_steps; i++) {
+        char name[512];
         const ferry__plan_step *p;
-        const char *name;
         int32_t input = 0;
 
         if (l->steps[i] == NULL || l->steps[i]->have == 0)
             continue;
-        p = ferry__plan_step_at(l->plan, i);
         while (l->steps[i]->have & (UINT32_C(1) << input))
             input++;
-        name = input_name(l, i, input);
-        if (name != NULL)
+        if (input_name(l, i, input, name, sizeof(name))) {
+            p = ferry__plan_step_at(l->plan, i);
             return ferry_fail(FERRY_ECOVERAGE,
                               "step %s: its input %s did not arrive",
                               p->step.name, name);
+        }
+        p = ferry__plan_step_at(l->plan, i);
         return ferry_fail(FERRY_ECOVERAGE,
                           "step %s: its input %d of %d did not arrive",
                           p->step.name, input, p->step.n_inputs);

@@ -86,14 +86,18 @@ static size_t distance(const char *a, const char *b, size_t limit,
 ferry_status ferry__plan_unknown(const ferry__plan *plan, const char *name)
 {
     const ferry_model *model = &plan->model;
-    char best[NAME_SHOWN] = "", candidate[NAME_SHOWN];
+    char best[NAME_SHOWN] = "", candidate[NAME_SHOWN], meant[NAME_SHOWN];
     size_t limit = strlen(name) / 2 + 2, work = 0;
+    /* A loader's own spelling: the checkpoint's one is what was meant. */
+    unmap_name(plan, name, meant, sizeof(meant));
     for (size_t i = 0; model->checkpoint_name && work < SUGGEST_WORK; i++) {
         const char *known = model->checkpoint_name(model->self, i);
         if (!known)
             break;
         unmap_name(plan, known, candidate, sizeof(candidate));
-        size_t d = distance(name, candidate, limit, &work);
+        size_t d = strcmp(candidate, meant) == 0
+                       ? 0
+                       : distance(name, candidate, limit, &work);
         if (d <= limit) {
             memcpy(best, candidate, sizeof(best));
             if (d == 0)

@@ -389,17 +389,18 @@ static ferry_status load(void *self, ferry_loader *loader, const char *name,
     return ferry_fail(FERRY_EUNKNOWN, "unknown");
 }
 
+/* In the loader's spelling, which has no prefix. */
 static const char *checkpoint_name(void *self, size_t i)
 {
     const toy *t = self;
 
-    return i < t->names->count ? t->names->metas[i].name : NULL;
+    return i < t->plain->count ? t->plain->metas[i].name : NULL;
 }
 
 static ferry_status checkpoint_meta(void *self, size_t i,
                                     ferry_param_meta *out_meta)
 {
-    *out_meta = ((const toy *)self)->names->metas[i];
+    *out_meta = ((const toy *)self)->plain->metas[i];
     return FERRY_OK;
 }
 
@@ -408,6 +409,7 @@ static ferry_status checkpoint_meta(void *self, size_t i,
 toy *toy_create(const toy_options *options)
 {
     toy *t = calloc(1, sizeof(*t));
+    toy_options plain = *options;
 
     assert(t != NULL);
     t->options = toy_defaults(options);
@@ -415,6 +417,8 @@ toy *toy_create(const toy_options *options)
     t->stored = calloc(TOY_STORED_MAX, sizeof(*t->stored));
     assert(t->params != NULL && t->stored != NULL);
     t->names = toy_checkpoint_create(options);
+    plain.prefix = 0;
+    t->plain = toy_checkpoint_create(&plain);
     switch (t->options.kind) {
     case TOY_A:
     case TOY_M:
@@ -453,6 +457,7 @@ void toy_free(toy *t)
     free(t->params);
     free(t->stored);
     toy_checkpoint_free(t->names);
+    toy_checkpoint_free(t->plain);
     free(t);
 }
 

@@ -53,7 +53,8 @@ struct toy {
     ferry_param *params;
     toy_stored *stored;
     size_t n;
-    toy_checkpoint *names;
+    toy_checkpoint *names; /* as a trainer sends them */
+    toy_checkpoint *plain; /* as the loader spells them */
     char why[512];
 };
 
