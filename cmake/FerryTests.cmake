@@ -192,10 +192,29 @@ foreach(file IN LISTS fuzzers)
 endforeach()
 
 # ---- examples and benches -------------------------------------------------
-# Each .c of an example is its own program, or, when it says
-# "build: module", a module as an engine author would ship it. Examples see
-# the installed headers only.
-ferry_glob(examples examples/*/*.c)
+# In a numbered folder each .c is its own program or, when it says
+# "build: module", a module as an engine author would ship it; they see the
+# installed headers only. Any other folder is one program of all its files,
+# once it has a main.c, and may use ggml.
+function(ferry_example_target target name)
+    set_target_properties(${target} PROPERTIES
+        OUTPUT_NAME "${name}" C_STANDARD 11
+        RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/examples"
+        LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/examples")
+    target_include_directories(${target} PRIVATE
+        "${PROJECT_SOURCE_DIR}/include")
+    target_compile_options(${target} PRIVATE -Wall -Wextra -Werror
+        ${ferry_san})
+    target_link_options(${target} PRIVATE ${ferry_san} LINKER:--as-needed
+        $<$<BOOL:${FERRY_UNDEFINED}>:LINKER:--allow-shlib-undefined>)
+    target_link_libraries(${target} PRIVATE ferry ferry::jansson
+        Threads::Threads m)
+    if(FERRY_WORKER)
+        target_link_libraries(${target} PRIVATE ferry::microhttpd)
+    endif()
+endfunction()
+
+ferry_glob(examples examples/[0-9]*/*.c)
 foreach(file IN LISTS examples)
     get_filename_component(name "${file}" NAME_WE)
     file(STRINGS "${file}" module REGEX "build: module" LIMIT_COUNT 1)
@@ -205,22 +224,22 @@ foreach(file IN LISTS examples)
     else()
         add_executable(example_${name} "${file}")
     endif()
-    set_target_properties(example_${name} PROPERTIES
-        OUTPUT_NAME "${name}" C_STANDARD 11
-        RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/examples"
-        LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/examples")
-    target_include_directories(example_${name} PRIVATE
-        "${PROJECT_SOURCE_DIR}/include")
-    target_compile_options(example_${name} PRIVATE -Wall -Wextra -Werror
-        ${ferry_san})
-    target_link_options(example_${name} PRIVATE ${ferry_san})
-    target_link_libraries(example_${name} PRIVATE ferry ferry::jansson
-        Threads::Threads)
-    if(FERRY_WORKER)
-        target_link_libraries(example_${name} PRIVATE ferry::microhttpd)
+    ferry_example_target(example_${name} "${name}")
+endforeach()
+
+ferry_glob(example_mains examples/[a-z]*/main.c)
+foreach(file IN LISTS example_mains)
+    get_filename_component(dir "${file}" DIRECTORY)
+    get_filename_component(name "${dir}" NAME)
+    if(NOT FERRY_WORKER)
+        continue()
     endif()
-    target_link_options(example_${name} PRIVATE LINKER:--as-needed
-        $<$<BOOL:${FERRY_UNDEFINED}>:LINKER:--allow-shlib-undefined>)
+    ferry_glob(sources "examples/${name}/*.c")
+    add_executable(example_${name} ${sources})
+    ferry_example_target(example_${name} "${name}")
+    target_compile_definitions(example_${name} PRIVATE _GNU_SOURCE)
+    target_link_libraries(example_${name} PRIVATE
+        ggml::ggml ggml::ggml-base ggml::ggml-cpu)
 endforeach()
 
 ferry_glob(benches bench/bench_*.c)
