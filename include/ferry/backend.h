@@ -195,8 +195,9 @@ typedef struct ferry_trainer_engine_ops {
                            ferry_trainer_context *ctx, const void *info,
                            bool is_sender, void **out_self);
     /* Opens the channel; the sender calls host->init_peer. May block within
-     * the bounds. May be called again after a failed round if the engine set
-     * `needs_init` through its own state; NULL: nothing to open. */
+     * the bounds. Called again on the sender before the round that follows a
+     * failed one: an engine whose channel still works answers FERRY_OK, one
+     * whose channel broke opens it anew. NULL: nothing to open. */
     ferry_status (*init)(void *self);
     /* One round between start and finish: pass, bytes, update calls, drain.
      * payload is NULL for full resync. On an error return the host cancels

@@ -84,6 +84,15 @@ static ferry_status await_call(ferry_trainer *t, ferry__control_call *c)
     return FERRY_OK;
 }
 
+/* The channel may have broken in the round that failed: the engine looks, and
+ * opens it anew before the peers are told of a round. */
+static ferry_status reopen(ferry_trainer *t)
+{
+    if (!t->is_sender || !t->failed || t->ops->init == NULL)
+        return FERRY_OK;
+    return t->ops->init(t->self);
+}
+
 /* Anew each round, on every rank (B1). */
 static ferry_status read_metadata(ferry_trainer *t)
 {
@@ -143,6 +152,7 @@ static ferry_status run_round(ferry_trainer *t, const ferry_send_options *o)
 {
     FERRY_TRY(await_call(t, t->call));
     FERRY_TRY(await_call(t, t->ending));
+    FERRY_TRY(reopen(t));
     FERRY_TRY(read_metadata(t));
     if (t->is_sender)
         FERRY_TRY(start(t, o->draft != 0));
@@ -240,6 +250,7 @@ ferry_status ferry_trainer_send_weights(ferry_trainer *t,
     st = run_round(t, &o);
     if (st < 0)
         st = fail_round(t, st, line);
+    t->failed = st < 0;
     ferry__pass_end(&t->pass);
     if (t->ops->round_end != NULL)
         t->ops->round_end(t->self, st);

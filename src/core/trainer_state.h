@@ -27,6 +27,7 @@ struct ferry_trainer {
     ferry__pass pass;
     bool passed;  /* a pass was begun in this round */
     bool started; /* the peers may have an open round */
+    bool failed;  /* the last round did: init is called before the next */
     uint64_t rounds;
     ferry_round_stats stats;
     ferry_progress_fn progress;
