@@ -43,36 +43,37 @@ ferry_status ipc__peer_send(ipc__trainer *t, ipc__peer *peer, ferry__str *s,
     return status;
 }
 
+/* Keeps a list even when its update is over: the worker will refer to it. */
 static ferry_status take_boxes(ipc__trainer *t, ipc__peer *peer,
                                ferry__ipc_boxes *boxes)
 {
-    if (boxes->update != t->update) {
+    bool now = boxes->update == t->update;
+    size_t i = 0;
+
+    while (i < peer->n_lists && peer->lists[i].digest != boxes->digest)
+        i++;
+    if (i < peer->n_lists) {
         ferry__ipc_boxes_free(boxes);
-        return FERRY_OK;
-    }
-    for (size_t i = 0; i < peer->n_lists; i++) {
-        if (peer->lists[i].digest == boxes->digest) {
-            peer->boxes = &peer->lists[i];
-            ferry__ipc_boxes_free(boxes);
-            return FERRY_OK;
-        }
-    }
-    if (!boxes->listed) {
+    } else if (!boxes->listed) {
         ferry__ipc_boxes_free(boxes);
         return ferry_fail(FERRY_EPEER, "%s names boxes that it never listed",
                           peer->label);
+    } else {
+        /* A worker refers back to few lists only, so the last place of a
+         * full table can be used again and again. */
+        if (peer->n_lists == LISTS_MAX) {
+            i = --peer->n_lists;
+            ferry__ipc_boxes_free(&peer->lists[i]);
+        }
+        if (ferry__grow(&peer->lists, &peer->lists_capacity, peer->n_lists,
+                        sizeof(*peer->lists)) < 0) {
+            ferry__ipc_boxes_free(boxes);
+            return FERRY_ENOMEM;
+        }
+        peer->lists[peer->n_lists++] = *boxes;
     }
-    /* A worker refers back to few lists only, so the last place of a full
-     * table can be used again and again. */
-    if (peer->n_lists == LISTS_MAX)
-        ferry__ipc_boxes_free(&peer->lists[--peer->n_lists]);
-    if (ferry__grow(&peer->lists, &peer->lists_capacity, peer->n_lists,
-                    sizeof(*peer->lists)) < 0) {
-        ferry__ipc_boxes_free(boxes);
-        return FERRY_ENOMEM;
-    }
-    peer->lists[peer->n_lists] = *boxes;
-    peer->boxes = &peer->lists[peer->n_lists++];
+    if (now)
+        peer->boxes = &peer->lists[i];
     return FERRY_OK;
 }
 
