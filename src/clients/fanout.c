@@ -17,12 +17,14 @@
 /* How long the others may go on after one failed in a call during which
  * they wait for bytes that will not come any more. */
 #define GRACE_MS     1000
+#define LEAVE_MS     1000
 #define STATUS_BYTES ((size_t)64 << 10)
 
 typedef struct fanout {
     ferry_client_ops ops; /* optional calls that not all have are NULL */
     ferry_client *clients;
     size_t count;
+    atomic_int n_calls; /* that are still in call_all */
 } fanout;
 
 typedef ferry_status (*call_fn)(const ferry_client *client, void *arg,
@@ -166,6 +168,7 @@ static ferry_status call_all(fanout *f, call_fn fn, void *arg, bool may_starve)
     ferry_status status;
 
     FERRY_TRY(ferry__cond_init(&c.changed));
+    atomic_fetch_add(&f->n_calls, 1);
     pthread_mutex_init(&c.lock, NULL);
     c.jobs = ferry__alloc_array(f->count, sizeof(*c.jobs));
     if (!c.jobs) {
@@ -183,6 +186,7 @@ static ferry_status call_all(fanout *f, call_fn fn, void *arg, bool may_starve)
     ferry__free(c.jobs);
     pthread_mutex_destroy(&c.lock);
     pthread_cond_destroy(&c.changed);
+    atomic_fetch_sub(&f->n_calls, 1);
     return status;
 }
 
@@ -351,8 +355,15 @@ static void fanout_close(void *self)
 {
     fanout *f = self;
 
-    for (size_t i = 0; i < f->count; i++)
-        ferry_client_close(&f->clients[i]);
+    /* Closing ends what a trainer left behind, if it is on its way out. */
+    for (size_t i = 0; i < f->count; i++) {
+        const ferry_client *client = &f->clients[i];
+
+        if (FERRY__CLIENT_HAS(client->ops, close))
+            client->ops->close(client->self);
+    }
+    for (int i = 0; i < LEAVE_MS && atomic_load(&f->n_calls) > 0; i++)
+        ferry__sleep_ms(1);
     ferry__free(f->clients);
     ferry__free(f);
 }

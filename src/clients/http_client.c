@@ -9,6 +9,7 @@
 #include "base/config.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 #include <limits.h>
 #include <string.h>
@@ -34,25 +35,6 @@ static ferry_status send_one(ferry__http_client *c, ferry__http_op *op,
     return status;
 }
 
-static ferry_status post(ferry__http_client *c, const char *call,
-                         const char *route, const ferry__str *body,
-                         bool is_abort)
-{
-    ferry_status status;
-    ferry__http_op op;
-
-    if (body && body->failed)
-        return ferry_fail(FERRY_ENOMEM, "%s: %s: out of memory",
-                          c->address.base, call);
-    FERRY_TRY(ferry__http_op_begin(c, &op, call, !is_abort));
-    if (is_abort && op.timeout_ms > SHORT_TIMEOUT_MS)
-        op.timeout_ms = SHORT_TIMEOUT_MS;
-    status = send_one(c, &op, call, route, body ? body->data : NULL,
-                      body ? body->length : 0);
-    ferry__http_op_end(c, &op);
-    return status;
-}
-
 /* A failure leaves the server as it is; say so once a pause. */
 static ferry_status stays_paused(ferry__http_client *c, ferry_status status)
 {
@@ -64,9 +46,35 @@ static ferry_status stays_paused(ferry__http_client *c, ferry_status status)
     return status;
 }
 
+typedef enum place {
+    IN_ROUND, /* a failure fails the update */
+    BESIDE,   /* it does not */
+    AFTER     /* an abort: short, and not canceled itself */
+} place;
+
+static ferry_status post(ferry__http_client *c, const char *call,
+                         const char *route, const ferry__str *body, place where)
+{
+    ferry_status status;
+    ferry__http_op op;
+
+    if (body && body->failed)
+        return ferry_fail(FERRY_ENOMEM, "%s: %s: out of memory",
+                          c->address.base, call);
+    FERRY_TRY(ferry__http_op_begin(c, &op, call, where != AFTER));
+    if (where == AFTER && op.timeout_ms > SHORT_TIMEOUT_MS)
+        op.timeout_ms = SHORT_TIMEOUT_MS;
+    status = send_one(c, &op, call, route, body ? body->data : NULL,
+                      body ? body->length : 0);
+    if (where == IN_ROUND)
+        stays_paused(c, status);
+    ferry__http_op_end(c, &op);
+    return status;
+}
+
 static ferry_status post_dict(ferry__http_client *c, const char *call,
                               const char *route, const char *key,
-                              const char *dict)
+                              const char *dict, place where)
 {
     ferry__str body = {0};
     ferry_status status;
@@ -78,7 +86,7 @@ static ferry_status post_dict(ferry__http_client *c, const char *call,
     ferry__str_append(&body, ":");
     ferry__str_append(&body, dict);
     ferry__str_append(&body, "}");
-    status = post(c, call, route, &body, false);
+    status = post(c, call, route, &body, where);
     ferry__str_free(&body);
     return status;
 }
@@ -86,14 +94,14 @@ static ferry_status post_dict(ferry__http_client *c, const char *call,
 static ferry_status http_init(void *self, const char *init_info)
 {
     return post_dict(self, "init_weight_transfer_engine",
-                     "/init_weight_transfer_engine", "init_info", init_info);
+                     "/init_weight_transfer_engine", "init_info", init_info,
+                     BESIDE);
 }
 
 static ferry_status http_update(void *self, const char *update_info)
 {
-    return stays_paused(self,
-                        post_dict(self, "update_weights", "/update_weights",
-                                  "update_info", update_info));
+    return post_dict(self, "update_weights", "/update_weights", "update_info",
+                     update_info, IN_ROUND);
 }
 
 /* Pause and start are one operation, so that one cancel ends both. Kept
@@ -114,8 +122,9 @@ static ferry_status start(ferry__http_client *c, const char *call,
     }
     if (status == FERRY_OK)
         status = send_one(c, &op, call, route, NULL, 0);
+    stays_paused(c, status);
     ferry__http_op_end(c, &op);
-    return stays_paused(c, status);
+    return status;
 }
 
 static ferry_status http_start(void *self)
@@ -129,11 +138,25 @@ static ferry_status http_start_draft(void *self)
                  "/start_draft_weight_update");
 }
 
-/* Finish or commit, then resume what start paused. */
+static ferry_status resume_after(ferry__http_client *c, ferry__http_op *op)
+{
+    ferry_status status;
+
+    if (!atomic_load(&c->paused))
+        return FERRY_OK;
+    status = send_one(c, op, "resume", "/resume", NULL, 0);
+    if (status < 0)
+        return ferry__fail_prefix(status, "weights are updated, but");
+    atomic_store(&c->paused, false);
+    return FERRY_OK;
+}
+
+/* Finish or commit, then resume what start paused: one operation. */
 static ferry_status end_round(ferry__http_client *c, const char *call,
                               const char *route, const char *weight_version)
 {
     ferry__str body = {0};
+    ferry__http_op op;
     ferry_status status;
 
     if (weight_version) {
@@ -141,17 +164,20 @@ static ferry_status end_round(ferry__http_client *c, const char *call,
         ferry__str_json(&body, weight_version);
         ferry__str_append(&body, "}");
     }
-    status = stays_paused(
-        c, post(c, call, route, weight_version ? &body : NULL, false));
+    if (body.failed)
+        status = ferry_fail(FERRY_ENOMEM, "%s: %s: out of memory",
+                            c->address.base, call);
+    else
+        status = ferry__http_op_begin(c, &op, call, true);
+    if (status == FERRY_OK) {
+        status = send_one(c, &op, call, route, body.data, body.length);
+        if (status == FERRY_OK)
+            status = resume_after(c, &op);
+        stays_paused(c, status);
+        ferry__http_op_end(c, &op);
+    }
     ferry__str_free(&body);
-    if (status < 0 || !atomic_load(&c->paused))
-        return status;
-    status = post(c, "resume", "/resume", NULL, false);
-    if (status < 0)
-        return stays_paused(
-            c, ferry__fail_prefix(status, "weights are updated, but"));
-    atomic_store(&c->paused, false);
-    return FERRY_OK;
+    return status;
 }
 
 static ferry_status http_finish(void *self, const char *weight_version)
@@ -168,15 +194,14 @@ static ferry_status http_commit(void *self, const char *weight_version)
 
 static ferry_status http_prepare(void *self)
 {
-    return stays_paused(self,
-                        post(self, "prepare_weight_update",
-                             "/ferry/prepare_weight_update", NULL, false));
+    return post(self, "prepare_weight_update", "/ferry/prepare_weight_update",
+                NULL, IN_ROUND);
 }
 
 static ferry_status http_abort(void *self)
 {
     return post(self, "abort_weight_update", "/ferry/abort_weight_update", NULL,
-                true);
+                AFTER);
 }
 
 static void http_cancel(void *self)
@@ -199,14 +224,14 @@ static ferry_status http_pause(void *self, const char *mode, int clear_cache)
     if (route.failed)
         status = ferry_fail(FERRY_ENOMEM, "pause: out of memory");
     else
-        status = post(self, "pause", route.data, NULL, false);
+        status = post(self, "pause", route.data, NULL, BESIDE);
     ferry__str_free(&route);
     return status;
 }
 
 static ferry_status http_resume(void *self)
 {
-    return post(self, "resume", "/resume", NULL, false);
+    return post(self, "resume", "/resume", NULL, BESIDE);
 }
 
 /* A server that answers everything with a page is no Ferry either. */
@@ -257,15 +282,19 @@ static ferry_status http_status(void *self, char *buffer, size_t size_bytes)
     return status;
 }
 
+/* A trainer leaves a canceled call or an abort behind when it must; they
+ * may still be on their way out. */
 static void http_close(void *self)
 {
     ferry__http_client *c = self;
 
+    ferry__http_drain(c);
     ferry__http_line_close(&c->line);
     ferry__http_address_free(&c->address);
     ferry__free(c->token);
     ferry__free(c->proxy);
     ferry__free(c->ca_file);
+    pthread_cond_destroy(&c->left);
     pthread_mutex_destroy(&c->lock);
     ferry__free(c);
 }
@@ -370,6 +399,11 @@ ferry_status ferry_client_http(const char *base_url,
     c = ferry__alloc(sizeof(*c));
     if (!c)
         return FERRY_ENOMEM;
+    status = ferry__cond_init(&c->left);
+    if (status < 0) {
+        ferry__free(c);
+        return status;
+    }
     pthread_mutex_init(&c->lock, NULL);
     status = fill(c, base_url, &o);
     if (status < 0) {

@@ -55,6 +55,7 @@ typedef struct ferry__http_client {
     ferry__http_line line;
     bool line_busy;
     ferry__http_op *ops;
+    pthread_cond_t left; /* an operation ended */
 } ferry__http_client;
 
 ferry_status ferry__http_line_open(ferry__http_line *out_line);
@@ -64,6 +65,8 @@ ferry_status ferry__http_op_begin(ferry__http_client *c, ferry__http_op *op,
                                   const char *name, bool cancelable);
 void ferry__http_op_end(ferry__http_client *c, ferry__http_op *op);
 void ferry__http_cancel(ferry__http_client *c);
+/* Cancels every operation, whatever it is, and waits until all are back. */
+void ferry__http_drain(ferry__http_client *c);
 
 typedef struct ferry__http_reply {
     long code;

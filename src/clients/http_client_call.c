@@ -4,6 +4,9 @@
  * is an error, since nobody knows how far the server got. */
 #include "clients/http_client.h"
 
+#include "base/clock.h"
+#include "base/thread.h"
+
 #include <string.h>
 
 #define SLICE_MS 100
@@ -64,6 +67,8 @@ ferry_status ferry__http_op_begin(ferry__http_client *c, ferry__http_op *op,
     return FERRY_OK;
 }
 
+/* Once the operation is off the list, neither it nor its caller may look at
+ * the client again: a close may be waiting for just that. */
 void ferry__http_op_end(ferry__http_client *c, ferry__http_op *op)
 {
     ferry__http_op **at = &c->ops;
@@ -74,19 +79,37 @@ void ferry__http_op_end(ferry__http_client *c, ferry__http_op *op)
     *at = op->next;
     if (op->borrowed)
         c->line_busy = false;
+    pthread_cond_broadcast(&c->left);
     pthread_mutex_unlock(&c->lock);
     if (!op->borrowed)
         ferry__http_line_close(&op->line);
+}
+
+static void cancel_op(ferry__http_op *op)
+{
+    atomic_store(&op->canceled, true);
+    curl_multi_wakeup(op->line.multi);
 }
 
 void ferry__http_cancel(ferry__http_client *c)
 {
     pthread_mutex_lock(&c->lock);
     for (ferry__http_op *op = c->ops; op; op = op->next) {
-        if (!op->cancelable)
-            continue;
-        atomic_store(&op->canceled, true);
-        curl_multi_wakeup(op->line.multi);
+        if (op->cancelable)
+            cancel_op(op);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* A canceled operation is back within one slice, so this ends. */
+void ferry__http_drain(ferry__http_client *c)
+{
+    pthread_mutex_lock(&c->lock);
+    while (c->ops) {
+        for (ferry__http_op *op = c->ops; op; op = op->next)
+            cancel_op(op);
+        ferry__cond_wait_until(&c->left, &c->lock,
+                               ferry__now_ns() + INT64_C(1000000) * SLICE_MS);
     }
     pthread_mutex_unlock(&c->lock);
 }

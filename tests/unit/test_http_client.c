@@ -465,6 +465,13 @@ static void *update(void *arg)
     return NULL;
 }
 
+static void *abort_round(void *arg)
+{
+    ferry_client *c = arg;
+
+    return (void *)(intptr_t)c->ops->abort_weight_update(c->self);
+}
+
 /* Cancels until the call, which runs on another thread, is back. */
 static void cancel_update(ferry_client *c)
 {
@@ -531,6 +538,29 @@ static void abort_and_status_need_not_wait_for_an_update(void **state)
     pthread_join(t, NULL);
     assert_int_equal(w.status, FERRY_ECANCELED);
     ferry_client_close(&c);
+    tiny_http_stop(s);
+}
+
+/* A trainer that gives up leaves its call behind; closing the client must
+ * not pull the memory from under it. */
+static void closing_ends_a_call_that_was_left_behind(void **state)
+{
+    script told = {{{"/ferry/abort", {.mode = TINY_HANG}}}};
+    tiny_http *s = tiny_http_start("127.0.0.1", follow, &told);
+    ferry_client c = open_client(tiny_http_url(s), 30000), copy = c;
+    int64_t before;
+    pthread_t t;
+    void *result;
+
+    (void)state;
+    assert_int_equal(pthread_create(&t, NULL, abort_round, &copy), 0);
+    for (int i = 0; i < 200 && tiny_http_count(s) == 0; i++)
+        ferry__sleep_ms(10);
+    before = ferry__now_ns();
+    ferry_client_close(&c);
+    pthread_join(t, &result);
+    assert_int_equal((intptr_t)result, FERRY_ECANCELED);
+    assert_true(ferry__now_ns() - before < 1000000000);
     tiny_http_stop(s);
 }
 
@@ -678,6 +708,7 @@ int main(void)
         cmocka_unit_test(a_call_in_flight_can_be_canceled),
         cmocka_unit_test(connecting_can_be_canceled),
         cmocka_unit_test(abort_and_status_need_not_wait_for_an_update),
+        cmocka_unit_test(closing_ends_a_call_that_was_left_behind),
         cmocka_unit_test(a_torn_answer_is_an_error_and_no_second_request),
         cmocka_unit_test(answers_without_end_are_cut),
         cmocka_unit_test(o05_pauses_before_start_and_resumes_after_finish),
