@@ -20,7 +20,8 @@ typedef struct ferry__model_options {
     ferry__comm *comm; /* NULL when tp_size is 1; borrowed */
     int32_t max_seqs;  /* cache slots */
     int32_t max_len;   /* positions per slot */
-    int32_t n_threads;
+    int32_t n_threads; /* of ggml, which wait by spinning: more than one only
+                          where each has a core to itself */
     bool storage_only; /* no caches and no forward pass: for verify */
 } ferry__model_options;
 
@@ -51,7 +52,9 @@ typedef struct ferry__seq_step {
 /* Runs the sequences together; all ranks call with the same steps. On rank 0
  * `out_logits` takes (n_seqs, vocab_size) f32: of each sequence's last token;
  * NULL on the others. Blocks; bounded by timeout_ms in its collectives. A
- * token out of the vocabulary or a position beyond max_len: FERRY_EINVAL. */
+ * token out of the vocabulary or a position beyond max_len: FERRY_EINVAL,
+ * before anything is written. After another failure the slots of these
+ * sequences hold nothing of use, and the group of ranks must be made anew. */
 ferry_status ferry__model_forward(ferry__model *model,
                                   const ferry__seq_step *steps, int32_t n_seqs,
                                   float *out_logits, int64_t timeout_ms);

@@ -7,11 +7,20 @@ of ranks, the batch and the cut of the prompt are. ctest: timeout=300
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import numpy as np
 import pytest
 
 import model_run
 from model_run import checkpoint, drive, reference
+
+# model_run puts tests/reference on the path.
+import gguf_io
+from llama import Llama, inverse_frequencies
+from model_files import Model
+from safetensors_io import Tensor
 
 N_TOKENS = 12
 GAP = 1e-2
@@ -110,6 +119,46 @@ def test_gguf_gives_the_same(arch: str) -> None:
     out = drive(path, PROMPTS, "--generate", N_TOKENS, "--tp", 2)
     expect_logits(path, out["logits"], PROMPTS)
     expect_tokens(path, out["tokens"], PROMPTS)
+
+
+def test_gguf_rope_factors_are_read_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """llama3 scaling, of which a GGUF keeps only the resulting factors."""
+    config = model_run.checkpoints.make_config("llama", "gqa")
+    config.update(head_dim=64, rope_theta=500000.0)
+    scaled = {
+        **config,
+        "rope_scaling": {
+            **model_run.checkpoints.LLAMA3_ROPE,
+            "original_max_position_embeddings": 8192,
+        },
+    }
+    tensors = {
+        name: Tensor("F32", values)
+        for name, values in model_run.checkpoints.make_weights(
+            config, 7
+        ).items()
+    }
+    llama = Llama(Model(scaled, tensors, None))
+    plain = inverse_frequencies(config)
+    factors = (plain / llama.frequencies).astype(np.float32)
+    assert factors.min() == 1 and abs(factors.max() - 8) < 1e-6
+    write = gguf_io.write_file
+
+    def with_factors(path: str, metadata: Any, out: Any) -> None:
+        write(path, metadata, {**out, "rope_freqs.weight": ("F32", factors)})
+
+    monkeypatch.setattr(gguf_io, "write_file", with_factors)
+    path = os.path.join(model_run.folder(), "factors.gguf")
+    tokenizer = model_run.checkpoints.make_tokenizer()
+    gguf_io.from_hf(path, config, tensors, tokenizer, "F32")
+    prompt = list(range(40))
+    got = drive(path, [prompt])["logits"][0]
+    assert np.abs(np.array(got) - llama.forward(prompt)[-1]).max() < 1e-4
+    factors = factors * 1.1
+    gguf_io.from_hf(path, config, tensors, tokenizer, "F32")
+    assert "not llama3 scaling" in drive(path, [prompt], fails=True)
 
 
 @pytest.mark.parametrize(("kernel", "bound"), [("bf16", 0.05), ("q8_0", 0.08)])
