@@ -8,9 +8,12 @@
 #include <string.h>
 
 #define SLAB_BYTES 16384           /* of source, hashed then copied */
+#define PLANE_BYTES (512 * 1024)   /* the same where tiles are turned */
+#define STEP_BYTES 4096            /* of a long run: hash, then store */
 #define STREAM_BYTES (256 * 1024)  /* of destination: past the cache */
 #define EQUAL_ELEMENTS 2048        /* converted, then compared */
 #define GATHER_BELOW 512           /* shorter runs are gathered to be hashed */
+#define LONG_RUN 1024              /* hashed and stored in steps */
 
 typedef void (*slab_fn)(void *arg, const ferry__copy_op *slab);
 
@@ -191,8 +194,62 @@ typedef struct copy_job {
 static void copy_part(void *arg, const ferry__copy_op *slab)
 {
     const copy_job *job = arg;
-    hash_slab(slab, job->src, job->digest);
+    ferry__copy_digest(slab, job->src, job->digest);
     ferry__copy_box(slab, job->dst, job->src, job->stream);
+}
+
+/* One long run of equal dtypes. Steps end where the destination's cache
+ * lines do, so that none is stored in two parts. */
+static void hash_copy_run(const copy_job *job, char *dst, const char *src,
+                          size_t n)
+{
+    size_t step = STEP_BYTES - ((uintptr_t)dst & 63u);
+    for (; n > 0; n -= step, dst += step, src += step, step = STEP_BYTES) {
+        if (step > n)
+            step = n;
+        ferry__xxh3_update(job->digest, src, step);
+        if (job->stream)
+            ferry__stream_copy(dst, src, step, n > step);
+        else
+            memcpy(dst, src, step);
+        if (step == n)
+            return;
+    }
+}
+
+/* Whether the box is long runs that move as they are. */
+static bool is_long_runs(const ferry__copy_op *op)
+{
+    int32_t last = op->ndim - 1;
+    return op->ndim > 0 && op->src_dtype == op->dst_dtype &&
+           op->src_stride[last] == 1 && op->dst_stride[last] == 1 &&
+           (size_t)op->shape[last] * ferry_dtype_bytes(op->src_dtype) >=
+               LONG_RUN;
+}
+
+static void hash_copy_runs(const ferry__copy_op *op, const copy_job *job)
+{
+    int64_t size = (int64_t)ferry_dtype_bytes(op->src_dtype);
+    size_t bytes = (size_t)(op->shape[op->ndim - 1] * size);
+    ferry__copy_op back = *op; /* walks the destination beside the source */
+    memcpy(back.src_stride, op->dst_stride, sizeof(back.src_stride));
+    box_walk from = {op, {0}, op->src_offset};
+    box_walk to = {&back, {0}, op->dst_offset};
+    do {
+        hash_copy_run(job, job->dst + to.src * size,
+                      job->src + from.src * size, bytes);
+    } while (next_run(&from) && next_run(&to));
+}
+
+/* Slabs are larger where the innermost dimensions differ, so that whole
+ * tiles fit. */
+static int64_t copy_elements(const ferry__copy_op *op)
+{
+    int32_t last = op->ndim - 1;
+    bool runs = op->ndim == 0 ||
+                (op->src_stride[last] == 1 && op->dst_stride[last] == 1);
+    return (runs ? SLAB_BYTES : PLANE_BYTES) /
+           (int64_t)ferry_dtype_bytes(op->src_dtype);
 }
 
 /* The last dimension along which a q8_0 destination has its blocks. */
@@ -222,10 +279,12 @@ void ferry__copy_run(const ferry__copy_op *op, void *dst, const void *src,
     if (ferry__op_numel(&merged) == 0)
         return;
     copy_job job = {dst, src, digest, want_stream(&merged)};
-    if (digest && slabs_keep_blocks(&merged)) {
-        /* SLAB_BYTES is a multiple of 32 elements of every type, so a slab
-         * that is a range of the innermost dimension ends on a block. */
-        each_slab(&merged, slab_elements(&merged), copy_part, &job);
+    if (digest && is_long_runs(&merged)) {
+        hash_copy_runs(&merged, &job);
+    } else if (digest && slabs_keep_blocks(&merged)) {
+        /* A slab has a multiple of 32 elements of every type, so one that is
+         * a range of the innermost dimension ends on a block. */
+        each_slab(&merged, copy_elements(&merged), copy_part, &job);
     } else {
         if (digest)
             ferry__copy_digest(&merged, src, digest);

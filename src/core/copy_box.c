@@ -9,6 +9,7 @@
 #define TILE 32
 #define RUN_STAGE 4096      /* bytes converted at once before streaming */
 #define STREAM_RUN 1024     /* shorter runs go through the cache */
+#define AHEAD_RUN 16384     /* longer ones are worth asking ahead for */
 
 typedef struct box {
     const ferry__copy_op *op;
@@ -41,7 +42,7 @@ static void convert_stream(const box *b, char *dst, const char *src,
         ferry__convert(stage, b->op->dst_dtype, src + i * b->src_size,
                        b->op->src_dtype, part);
         ferry__stream_copy(dst + i * b->dst_size, stage,
-                           (size_t)(part * b->dst_size));
+                           (size_t)(part * b->dst_size), false);
     }
 }
 
@@ -52,7 +53,8 @@ static void copy_one_run(const box *b, int64_t dst_offset, int64_t src_offset,
     const char *src = src_at(b, src_offset);
     bool stream = b->stream && n * b->src_size >= STREAM_RUN;
     if (b->same && stream)
-        ferry__stream_copy(dst, src, (size_t)(n * b->src_size));
+        ferry__stream_copy(dst, src, (size_t)(n * b->src_size),
+                           n * b->src_size >= AHEAD_RUN);
     else if (b->same)
         memcpy(dst, src, (size_t)(n * b->src_size));
     else if (stream && b->dst_block == 1)
@@ -130,16 +132,11 @@ static void scatter(char *dst, const char *in, int64_t n, int64_t stride,
         memcpy(dst + i * stride * size, in + i * size, (size_t)size);
 }
 
-/* n elements along one dimension of the destination: gather, convert, put. */
-static void copy_line(const box *b, int64_t dst_offset, int64_t dst_stride,
-                      int64_t src_offset, int64_t src_stride, int64_t n)
+/* Stores n packed source elements, converting, dst_stride apart. */
+static void put_line(const box *b, char *dst, int64_t dst_stride,
+                     const char *wire, int64_t n)
 {
-    char wire[TILE * 8], stored[TILE * 8];
-    char *dst = dst_at(b, dst_offset);
-    gather(b->same && dst_stride == 1 ? dst : wire, src_at(b, src_offset), n,
-           src_stride, b->src_size);
-    if (b->same && dst_stride == 1)
-        return;
+    char stored[TILE * 8];
     if (b->same) {
         scatter(dst, wire, n, dst_stride, b->dst_size);
     } else if (dst_stride == 1) {
@@ -150,10 +147,44 @@ static void copy_line(const box *b, int64_t dst_offset, int64_t dst_stride,
     }
 }
 
+/* n elements along one dimension of the destination: gather, then put. */
+static void copy_line(const box *b, int64_t dst_offset, int64_t dst_stride,
+                      int64_t src_offset, int64_t src_stride, int64_t n)
+{
+    char wire[TILE * 8];
+    char *dst = dst_at(b, dst_offset);
+    bool direct = b->same && dst_stride == 1;
+    gather(direct ? dst : wire, src_at(b, src_offset), n, src_stride,
+           b->src_size);
+    if (!direct)
+        put_line(b, dst, dst_stride, wire, n);
+}
+
 typedef struct plane {
     int32_t d; /* dimension in which the destination is closest together */
     int32_t s; /* the same for the source; may be d */
 } plane;
+
+/* A tile whose source rows are contiguous: they are read once, whole, into
+ * the cache, and turned there. Reading columns instead would touch each row
+ * once per element and, with strides of a power of two, evict it between. */
+static void turn_tile(const box *b, int64_t dst, int64_t dst_step,
+                      int64_t dst_row, int64_t src, int64_t src_row,
+                      int64_t n, int64_t m)
+{
+    char rows[TILE * TILE * 8], wire[TILE * 8];
+    int64_t size = b->src_size;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(rows + i * TILE * size, src_at(b, src + i * src_row),
+               (size_t)(m * size));
+    for (int64_t j = 0; j < m; j++) {
+        char *line = dst_at(b, dst + j * dst_row);
+        bool direct = b->same && dst_step == 1;
+        gather(direct ? line : wire, rows + j * size, n, TILE, size);
+        if (!direct)
+            put_line(b, line, dst_step, wire, n);
+    }
+}
 
 static void inner_plane(const box *b, int64_t dst, int64_t src,
                         const void *arg)
@@ -161,16 +192,20 @@ static void inner_plane(const box *b, int64_t dst, int64_t src,
     const plane *p = arg;
     const ferry__copy_op *op = b->op;
     int64_t n = op->shape[p->d], m = p->s == p->d ? 1 : op->shape[p->s];
-    int64_t ds = op->dst_stride[p->s], ss = op->src_stride[p->s];
+    int64_t di = op->dst_stride[p->d], dj = op->dst_stride[p->s];
+    int64_t si = op->src_stride[p->d], sj = op->src_stride[p->s];
     for (int64_t j0 = 0; j0 < m; j0 += TILE) {
-        int64_t j1 = j0 + TILE < m ? j0 + TILE : m;
+        int64_t rows = m - j0 < TILE ? m - j0 : TILE;
         for (int64_t i = 0; i < n; i += TILE) {
             int64_t part = n - i < TILE ? n - i : TILE;
-            for (int64_t j = j0; j < j1; j++)
-                copy_line(b, dst + i * op->dst_stride[p->d] + j * ds,
-                          op->dst_stride[p->d],
-                          src + i * op->src_stride[p->d] + j * ss,
-                          op->src_stride[p->d], part);
+            int64_t to = dst + i * di + j0 * dj;
+            int64_t from = src + i * si + j0 * sj;
+            if (sj == 1 && rows > 1) {
+                turn_tile(b, to, di, dj, from, si, part, rows);
+                continue;
+            }
+            for (int64_t j = 0; j < rows; j++)
+                copy_line(b, to + j * dj, di, from + j * sj, si, part);
         }
     }
 }

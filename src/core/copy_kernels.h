@@ -17,8 +17,9 @@
 bool ferry__cpu_fast(void);
 void ferry__cpu_limit(bool portable_only);
 
-/* Moves n bytes past the cache; call ferry__stream_end after the last. */
-void ferry__stream_copy(void *dst, const void *src, size_t n);
+/* Moves n bytes past the cache; call ferry__stream_end after the last.
+ * `ahead`: the source goes on after them and is asked for in advance. */
+void ferry__stream_copy(void *dst, const void *src, size_t n, bool ahead);
 void ferry__stream_end(void);
 
 /* Contiguous conversions through f32; n elements. */
@@ -46,7 +47,8 @@ void ferry__f32_to_bf16_avx2(void *dst, const float *src, int64_t n);
 void ferry__f32_to_f16_avx2(void *dst, const float *src, int64_t n);
 void ferry__quantise_q8_0_avx2(void *dst, const float *src, int64_t n);
 void ferry__quantise_q8_0_bf16_avx2(void *dst, const void *src, int64_t n);
-void ferry__stream_copy_avx2(void *dst, const void *src, size_t n);
+void ferry__stream_copy_avx2(void *dst, const void *src, size_t n,
+                             bool ahead);
 #endif
 
 /* Copies one box without a digest; the op is merged and not empty. */
