@@ -245,7 +245,8 @@ def test_an_interrupted_push_leaves_the_server_whole(
             push.wait()
         assert push.returncode == 1
         assert "(ECANCELED)" in errors
-        assert ferry("push", models[1], url).returncode == 0
+        done = ferry("push", models[1], url)
+        assert done.returncode == 0, errors[-300:] + done.stderr
         assert ferry("verify", models[1], url).returncode == 0
 
 
