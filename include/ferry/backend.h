@@ -30,7 +30,8 @@ typedef enum ferry_field_kind {
     FERRY_FIELD_BOOL = 1, /* uint8_t; JSON true/false */
     FERRY_FIELD_I32 = 2,  /* int32_t; an integral JSON number in range */
     FERRY_FIELD_I64 = 3,  /* int64_t */
-    FERRY_FIELD_U64 = 4,  /* uint64_t */
+    FERRY_FIELD_U64 = 4,  /* uint64_t; at most INT64_MAX, as JSON readers
+                             commonly take no more */
     FERRY_FIELD_F64 = 5,  /* double; finite */
     FERRY_FIELD_STR = 6,  /* const char *; NULL when absent or null */
     FERRY_FIELD_STRS = 7, /* ferry_strs: list of strings */

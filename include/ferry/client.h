@@ -73,13 +73,15 @@ void ferry_client_close(ferry_client *client);
 
 typedef struct ferry_http_options {
     size_t size;
-    const char *token;        /* bearer token; NULL: none. Copied. */
+    const char *token;        /* bearer token; NULL: setting `token`, else
+                                 none. Copied. */
     int64_t timeout_ms;       /* one call; 0 = 300000 */
     int64_t connect_timeout_ms; /* 0 = 10000 */
     const char *proxy;        /* NULL: no proxy, whatever the environment */
     const char *ca_file;      /* PEM; NULL: the system's */
-    int pause;                /* not 0: pause(keep) before start, resume
-                                 after finish; stays paused on failure */
+    int pause;                /* not 0: pause(keep, clear_cache) before
+                                 start, resume after finish; stays paused on
+                                 failure, and the reason is logged */
 } ferry_http_options;
 #define FERRY_HTTP_OPTIONS_INIT {sizeof(ferry_http_options), 0, 0, 0, 0, 0, 0}
 
@@ -94,7 +96,11 @@ ferry_status ferry_client_http(const char *base_url,
 
 /* Sends each call to all of `clients` in parallel and waits for all; the
  * first failure (by index) is reported with its index, the others are
- * logged. Owns the clients on success and clears the caller's copies. */
+ * logged. During init and update replicas may wait for bytes that a failed
+ * one will never let through: a second after the first failure the others
+ * are canceled. Optional calls are offered where all clients have them
+ * (cancel and abort always). Owns the clients on success and clears the
+ * caller's copies. */
 ferry_status ferry_client_fanout(ferry_client *clients, size_t count,
                                  ferry_client *out_client);
 

@@ -93,7 +93,8 @@ typedef enum ferry_log_level {
     FERRY_LOG_DEBUG = 3
 } ferry_log_level;
 
-/* Receives one line without a newline. Called from any thread. */
+/* Receives one line without a newline, of every level. Called from any
+ * thread. */
 typedef void (*ferry_log_fn)(ferry_log_level level, const char *line,
                              void *arg);
 
