@@ -97,7 +97,7 @@ ferry_status ferry_client_http(const char *base_url,
 /* Sends each call to all of `clients` in parallel and waits for all; the
  * first failure (by index) is reported with its index, the others are
  * logged. During init and update replicas may wait for bytes that a failed
- * one will never let through: a second after the first failure the others
+ * one will never let through: 500 ms after the first failure the others
  * are canceled. Optional calls are offered where all clients have them
  * (cancel and abort always). Owns the clients on success and clears the
  * caller's copies. */

@@ -16,7 +16,7 @@
 #define LINE_BYTES 1024
 /* How long the others may go on after one failed in a call during which
  * they wait for bytes that will not come any more. */
-#define GRACE_MS     1000
+#define GRACE_MS     500
 #define LEAVE_MS     1000
 #define STATUS_BYTES ((size_t)64 << 10)
 
