@@ -19,7 +19,8 @@
 typedef struct pending {
     const ferry__route *route;
     ferry__str body;
-    bool too_large;
+    unsigned int refusal; /* not 0: read on, keep nothing, answer this */
+    const char *text;
 } pending;
 
 static const ferry__route *find_in(const ferry__route *table,
@@ -100,7 +101,18 @@ static bool authorised(const ferry__server *s, const ferry__route *route,
            ferry__equal_secret(given + 7, s->options->api_key);
 }
 
-/* First call of a request: what can be refused before its body comes. */
+/* Answers once the body was read and dropped, so that a client that is still
+ * sending sees why rather than a closed connection. */
+static void refuse_later(pending *p, unsigned int code, const char *text)
+{
+    if (p->refusal == 0) {
+        p->refusal = code;
+        p->text = text;
+    }
+    ferry__str_free(&p->body);
+}
+
+/* First call of a request: what can be told before its body comes. */
 static enum MHD_Result begin(ferry__server *s, struct MHD_Connection *c,
                              const char *url, const char *method,
                              void **con_cls)
@@ -109,20 +121,19 @@ static enum MHD_Result begin(ferry__server *s, struct MHD_Connection *c,
     const ferry__route *route = find(s, method, url, &path_exists);
     const char *length =
         MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
-    pending *p;
+    pending *p = ferry__alloc(sizeof *p);
 
-    if (route == NULL)
-        return refuse(c, path_exists ? 405 : 404,
-                      path_exists ? "Method Not Allowed" : "Not Found");
-    if (!authorised(s, route, c))
-        return refuse(c, 401, "Unauthorized");
-    if (length != NULL &&
-        strtoull(length, NULL, 10) > (uint64_t)s->options->max_body_bytes)
-        return refuse(c, 413, "Request body too large");
-    p = ferry__alloc(sizeof *p);
     if (p == NULL)
         return MHD_NO;
     p->route = route;
+    if (route == NULL)
+        refuse_later(p, path_exists ? 405 : 404,
+                     path_exists ? "Method Not Allowed" : "Not Found");
+    else if (!authorised(s, route, c))
+        refuse_later(p, 401, "Unauthorized");
+    else if (length != NULL &&
+             strtoull(length, NULL, 10) > (uint64_t)s->options->max_body_bytes)
+        refuse_later(p, 413, "Request body too large");
     *con_cls = p;
     return MHD_YES;
 }
@@ -143,20 +154,17 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c,
     if (p == NULL)
         return begin(s, c, url, method, con_cls);
     if (*size > 0) {
-        if (p->body.length + *size > (size_t)s->options->max_body_bytes) {
-            /* Read on and drop it, so that the client sees the answer. */
-            p->too_large = true;
-            ferry__str_free(&p->body);
-        }
-        if (!p->too_large)
+        if (p->body.length + *size > (size_t)s->options->max_body_bytes)
+            refuse_later(p, 413, "Request body too large");
+        if (p->refusal == 0)
             ferry__str_append_n(&p->body, data, *size);
         *size = 0;
         return MHD_YES;
     }
-    if (p->too_large)
-        return refuse(c, 413, "Request body too large");
     if (p->body.failed)
-        return refuse(c, 500, "out of memory");
+        refuse_later(p, 500, "out of memory");
+    if (p->refusal != 0)
+        return refuse(c, p->refusal, p->text);
     x.body = p->body.data == NULL ? "" : p->body.data;
     x.body_size = p->body.length;
     p->route->handler(&x);

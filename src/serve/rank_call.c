@@ -12,6 +12,7 @@
 #define REPLICA_UP_MS       60000
 #define DEFAULT_DEADLINE_MS 300000
 #define DEADLINE_SLACK_MS   5000
+#define ABORT_TIMEOUT_MS 5000
 
 int32_t ferry__rank_world(const ferry__server *s)
 {
@@ -59,20 +60,28 @@ static void note(ferry__answers *a, ferry_status st)
     }
 }
 
+static bool is_up(ferry__replica *r, char *reason, size_t size)
+{
+    bool up;
+
+    pthread_mutex_lock(&r->lock);
+    up = r->up;
+    snprintf(reason, size, "%s", r->reason);
+    pthread_mutex_unlock(&r->lock);
+    return up;
+}
+
 /* Tells the ranks of all replicas to end their round; they answer even while
- * an update runs. */
+ * an update runs. One that does not is taken for lost. */
 void ferry__rank_call_abort(ferry__server *s)
 {
-    for (int32_t i = 0; i < s->options->dp_size; i++) {
-        bool up;
+    char reason[512];
 
-        pthread_mutex_lock(&s->replicas[i].lock);
-        up = s->replicas[i].up;
-        pthread_mutex_unlock(&s->replicas[i].lock);
-        if (up)
+    for (int32_t i = 0; i < s->options->dp_size; i++)
+        if (is_up(&s->replicas[i], reason, sizeof reason))
             (void)ferry__replica_exchange(&s->replicas[i], FERRY__RANK_ABORT,
-                                          NULL, 0, 30000, NULL, NULL);
-    }
+                                          NULL, 0, ABORT_TIMEOUT_MS, NULL,
+                                          NULL);
 }
 
 static ferry_status receive_one(ferry__server *s, int32_t i, ferry__answers *a,
@@ -97,8 +106,8 @@ static ferry_status receive_one(ferry__server *s, int32_t i, ferry__answers *a,
     return st;
 }
 
-/* Collects the ferry__answers as they come, so that the first failure can end the
- * others at once. */
+/* Collects the answers as they come, so that the first failure can end the
+ * others at once. A replica that is lost meanwhile answers no more. */
 static void collect(ferry__server *s, bool *pending, ferry__answers *a,
                     bool abort_on_failure)
 {
@@ -121,12 +130,17 @@ static void collect(ferry__server *s, bool *pending, ferry__answers *a,
         if (fds != NULL)
             poll(fds, (nfds_t)ferry__rank_world(s), 200);
         for (int32_t i = 0; i < ferry__rank_world(s); i++) {
+            ferry__replica *r = &s->replicas[i / s->options->tp_size];
+            char reason[512];
+            bool waits = fds != NULL && fds[i].revents == 0 &&
+                         !ferry__deadline_passed(&w.deadline);
             ferry_status st;
 
-            if (!pending[i] || (fds != NULL && fds[i].revents == 0 &&
-                                !ferry__deadline_passed(&w.deadline)))
+            if (!pending[i] || (waits && is_up(r, reason, sizeof reason)))
                 continue;
-            st = receive_one(s, i, a, &w);
+            st = waits ? ferry_fail(FERRY_EPEER, "replica %d rank %d: %s",
+                                    r->index, i % s->options->tp_size, reason)
+                       : receive_one(s, i, a, &w);
             pending[i] = false;
             if (fds != NULL)
                 fds[i].fd = -1;
