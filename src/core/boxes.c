@@ -27,8 +27,7 @@ typedef struct part {
 
 /* The part that begins at `at` when sorted along d: it ends where a plane
  * cuts no cell. */
-static size_t part_end(const ferry__cell *cells, size_t at, size_t n,
-                       int32_t d)
+static size_t part_end(const ferry__cell *cells, size_t at, size_t n, int32_t d)
 {
     int64_t reach = end_of(&cells[at], d);
     size_t i = at + 1;
@@ -51,11 +50,10 @@ static int32_t split_dim(ferry__cell *cells, size_t n, int32_t ndim)
 }
 
 /* Calls itself for every part but the largest, which it answers. */
-typedef bool (*part_fn)(ferry__cell *cells, size_t n, int32_t ndim,
-                        void *arg);
+typedef bool (*part_fn)(ferry__cell *cells, size_t n, int32_t ndim, void *arg);
 
-static bool visit_smaller(ferry__cell *cells, size_t n, int32_t d,
-                          int32_t ndim, part_fn fn, void *arg, part *largest)
+static bool visit_smaller(ferry__cell *cells, size_t n, int32_t d, int32_t ndim,
+                          part_fn fn, void *arg, part *largest)
 {
     largest->n = 0;
     for (size_t at = 0; at < n;) {
@@ -110,8 +108,7 @@ static bool sweep(ferry__cell *cells, size_t n, int32_t ndim, pair *out)
     return false;
 }
 
-static bool overlap_part(ferry__cell *cells, size_t n, int32_t ndim,
-                         void *arg)
+static bool overlap_part(ferry__cell *cells, size_t n, int32_t ndim, void *arg)
 {
     while (n > 1) {
         part largest = {0, 0};

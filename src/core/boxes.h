@@ -11,7 +11,7 @@
 typedef struct ferry__cell {
     const int64_t *start; /* ndim each; borrowed */
     const int64_t *count;
-    const void *owner;    /* the caller's */
+    const void *owner; /* the caller's */
 } ferry__cell;
 
 /* Sorts the cells; true when two overlap, then *out_a and *out_b are their

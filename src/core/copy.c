@@ -7,13 +7,13 @@
 #include "core/copy_kernels.h"
 #include <string.h>
 
-#define SLAB_BYTES 16384           /* of source, hashed then copied */
-#define PLANE_BYTES (512 * 1024)   /* the same where tiles are turned */
-#define STEP_BYTES 4096            /* of a long run: hash, then store */
-#define STREAM_BYTES (256 * 1024)  /* of destination: past the cache */
-#define EQUAL_ELEMENTS 2048        /* converted, then compared */
-#define GATHER_BELOW 512           /* shorter runs are gathered to be hashed */
-#define LONG_RUN 1024              /* hashed and stored in steps */
+#define SLAB_BYTES     16384        /* of source, hashed then copied */
+#define PLANE_BYTES    (512 * 1024) /* the same where tiles are turned */
+#define STEP_BYTES     4096         /* of a long run: hash, then store */
+#define STREAM_BYTES   (256 * 1024) /* of destination: past the cache */
+#define EQUAL_ELEMENTS 2048         /* converted, then compared */
+#define GATHER_BELOW   512          /* shorter runs are gathered to be hashed */
+#define LONG_RUN       1024         /* hashed and stored in steps */
 
 typedef void (*slab_fn)(void *arg, const ferry__copy_op *slab);
 
@@ -175,9 +175,9 @@ void ferry__copy_digest(const ferry__copy_op *op, const void *src,
 
 static bool want_stream(const ferry__copy_op *op)
 {
-    size_t bytes = (size_t)(ferry__op_numel(op) /
-                            ferry_dtype_block(op->dst_dtype)) *
-                   ferry_dtype_bytes(op->dst_dtype);
+    size_t bytes =
+        (size_t)(ferry__op_numel(op) / ferry_dtype_block(op->dst_dtype)) *
+        ferry_dtype_bytes(op->dst_dtype);
     if (bytes < STREAM_BYTES)
         return false;
     const char *mode = ferry__config_get(FERRY__CONFIG_COPY);
@@ -236,8 +236,8 @@ static void hash_copy_runs(const ferry__copy_op *op, const copy_job *job)
     box_walk from = {op, {0}, op->src_offset};
     box_walk to = {&back, {0}, op->dst_offset};
     do {
-        hash_copy_run(job, job->dst + to.src * size,
-                      job->src + from.src * size, bytes);
+        hash_copy_run(job, job->dst + to.src * size, job->src + from.src * size,
+                      bytes);
     } while (next_run(&from) && next_run(&to));
 }
 

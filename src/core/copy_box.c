@@ -6,10 +6,10 @@
 #include "core/copy_kernels.h"
 #include <string.h>
 
-#define TILE 32
-#define RUN_STAGE 4096      /* bytes converted at once before streaming */
-#define STREAM_RUN 1024     /* shorter runs go through the cache */
-#define AHEAD_RUN 16384     /* longer ones are worth asking ahead for */
+#define TILE       32
+#define RUN_STAGE  4096  /* bytes converted at once before streaming */
+#define STREAM_RUN 1024  /* shorter runs go through the cache */
+#define AHEAD_RUN  16384 /* longer ones are worth asking ahead for */
 
 typedef struct box {
     const ferry__copy_op *op;
@@ -32,8 +32,7 @@ static const char *src_at(const box *b, int64_t offset)
 /* ---- runs ---- */
 
 /* Converts through a small buffer in the cache and streams that out. */
-static void convert_stream(const box *b, char *dst, const char *src,
-                           int64_t n)
+static void convert_stream(const box *b, char *dst, const char *src, int64_t n)
 {
     char stage[RUN_STAGE];
     int64_t step = RUN_STAGE / b->dst_size;
@@ -65,8 +64,8 @@ static void copy_one_run(const box *b, int64_t dst_offset, int64_t src_offset,
 
 /* Calls fn(b, dst, src, arg) for each index of the dimensions that are not
  * in `skip` (a bit mask). */
-typedef void (*inner_fn)(const box *b, int64_t dst_offset,
-                         int64_t src_offset, const void *arg);
+typedef void (*inner_fn)(const box *b, int64_t dst_offset, int64_t src_offset,
+                         const void *arg);
 
 static void each_outer(const box *b, uint32_t skip, inner_fn fn,
                        const void *arg)
@@ -169,8 +168,8 @@ typedef struct plane {
  * the cache, and turned there. Reading columns instead would touch each row
  * once per element and, with strides of a power of two, evict it between. */
 static void turn_tile(const box *b, int64_t dst, int64_t dst_step,
-                      int64_t dst_row, int64_t src, int64_t src_row,
-                      int64_t n, int64_t m)
+                      int64_t dst_row, int64_t src, int64_t src_row, int64_t n,
+                      int64_t m)
 {
     char rows[TILE * TILE * 8], wire[TILE * 8];
     int64_t size = b->src_size;
@@ -186,8 +185,7 @@ static void turn_tile(const box *b, int64_t dst, int64_t dst_step,
     }
 }
 
-static void inner_plane(const box *b, int64_t dst, int64_t src,
-                        const void *arg)
+static void inner_plane(const box *b, int64_t dst, int64_t src, const void *arg)
 {
     const plane *p = arg;
     const ferry__copy_op *op = b->op;

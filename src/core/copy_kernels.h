@@ -47,8 +47,7 @@ void ferry__f32_to_bf16_avx2(void *dst, const float *src, int64_t n);
 void ferry__f32_to_f16_avx2(void *dst, const float *src, int64_t n);
 void ferry__quantise_q8_0_avx2(void *dst, const float *src, int64_t n);
 void ferry__quantise_q8_0_bf16_avx2(void *dst, const void *src, int64_t n);
-void ferry__stream_copy_avx2(void *dst, const void *src, size_t n,
-                             bool ahead);
+void ferry__stream_copy_avx2(void *dst, const void *src, size_t n, bool ahead);
 #endif
 
 /* Copies one box without a digest; the op is merged and not empty. */

@@ -22,10 +22,10 @@ typedef struct slot_marks {
     size_t n, capacity;
     size_t *hash; /* index + 1 into marks; 0: empty */
     size_t hash_capacity;
-    int64_t sum;             /* of the boxes' sizes */
-    int64_t covered;         /* of their union, when `known` */
+    int64_t sum;     /* of the boxes' sizes */
+    int64_t covered; /* of their union, when `known` */
     bool known;
-    bool touched;            /* is in the list of touched slots */
+    bool touched; /* is in the list of touched slots */
 } slot_marks;
 
 struct ferry__coverage {
@@ -146,10 +146,8 @@ static void set_mark(const ferry_param *p, const int64_t *start,
         out->start[i] = start[i];
         out->count[i] = count[i];
     }
-    if (p->ndim > 0 && p->valid_rows > 0 &&
-        start[0] + count[0] > p->valid_rows)
-        out->count[0] = start[0] < p->valid_rows ? p->valid_rows - start[0]
-                                                 : 0;
+    if (p->ndim > 0 && p->valid_rows > 0 && start[0] + count[0] > p->valid_rows)
+        out->count[0] = start[0] < p->valid_rows ? p->valid_rows - start[0] : 0;
 }
 
 ferry_status ferry__coverage_mark(ferry__coverage *c, size_t slot,

@@ -21,8 +21,7 @@ typedef enum ferry__covered {
     FERRY__COVERED_PART,
     FERRY__COVERED_FULL
 } ferry__covered;
-ferry__covered ferry__coverage_of(const ferry__coverage *coverage,
-                                  size_t slot);
+ferry__covered ferry__coverage_of(const ferry__coverage *coverage, size_t slot);
 /* Elements covered and wanted of one slot. */
 void ferry__coverage_count(const ferry__coverage *coverage, size_t slot,
                            int64_t *out_covered, int64_t *out_wanted);

@@ -14,23 +14,28 @@ typedef struct alias {
 } alias;
 
 static const alias aliases[] = {
-#define DTYPE_ALIAS(name, value, text, elems, bytes)                          \
-    {text, FERRY_DTYPE_##name},
+#define DTYPE_ALIAS(name, value, text, elems, bytes) {text, FERRY_DTYPE_##name},
     FERRY_DTYPE_TABLE(DTYPE_ALIAS)
 #undef DTYPE_ALIAS
-    {"f64", FERRY_DTYPE_F64},         {"double", FERRY_DTYPE_F64},
-    {"f32", FERRY_DTYPE_F32},         {"float", FERRY_DTYPE_F32},
-    {"f16", FERRY_DTYPE_F16},         {"half", FERRY_DTYPE_F16},
-    {"bf16", FERRY_DTYPE_BF16},       {"fp8_e4m3", FERRY_DTYPE_F8_E4M3},
-    {"fp8_e5m2", FERRY_DTYPE_F8_E5M2}, {"long", FERRY_DTYPE_I64},
-    {"int", FERRY_DTYPE_I32},         {"short", FERRY_DTYPE_I16},
+        {"f64", FERRY_DTYPE_F64},
+    {"double", FERRY_DTYPE_F64},
+    {"f32", FERRY_DTYPE_F32},
+    {"float", FERRY_DTYPE_F32},
+    {"f16", FERRY_DTYPE_F16},
+    {"half", FERRY_DTYPE_F16},
+    {"bf16", FERRY_DTYPE_BF16},
+    {"fp8_e4m3", FERRY_DTYPE_F8_E4M3},
+    {"fp8_e5m2", FERRY_DTYPE_F8_E5M2},
+    {"long", FERRY_DTYPE_I64},
+    {"int", FERRY_DTYPE_I32},
+    {"short", FERRY_DTYPE_I16},
 };
 
 const char *ferry_dtype_name(ferry_dtype dtype)
 {
     switch (dtype) {
-#define DTYPE_NAME(name, value, text, elems, bytes)                           \
-    case FERRY_DTYPE_##name:                                                  \
+#define DTYPE_NAME(name, value, text, elems, bytes)                            \
+    case FERRY_DTYPE_##name:                                                   \
         return text;
         FERRY_DTYPE_TABLE(DTYPE_NAME)
 #undef DTYPE_NAME
@@ -43,8 +48,8 @@ const char *ferry_dtype_name(ferry_dtype dtype)
 size_t ferry_dtype_bytes(ferry_dtype dtype)
 {
     switch (dtype) {
-#define DTYPE_BYTES(name, value, text, elems, bytes)                          \
-    case FERRY_DTYPE_##name:                                                  \
+#define DTYPE_BYTES(name, value, text, elems, bytes)                           \
+    case FERRY_DTYPE_##name:                                                   \
         return bytes;
         FERRY_DTYPE_TABLE(DTYPE_BYTES)
 #undef DTYPE_BYTES
@@ -57,8 +62,8 @@ size_t ferry_dtype_bytes(ferry_dtype dtype)
 int64_t ferry_dtype_block(ferry_dtype dtype)
 {
     switch (dtype) {
-#define DTYPE_BLOCK(name, value, text, elems, bytes)                          \
-    case FERRY_DTYPE_##name:                                                  \
+#define DTYPE_BLOCK(name, value, text, elems, bytes)                           \
+    case FERRY_DTYPE_##name:                                                   \
         return elems;
         FERRY_DTYPE_TABLE(DTYPE_BLOCK)
 #undef DTYPE_BLOCK
@@ -86,8 +91,8 @@ static ferry_status unknown_dtype(const char *name)
         FERRY_DTYPE_TABLE(DTYPE_LIST)
 #undef DTYPE_LIST
         ;
-    return ferry_fail(FERRY_EUNKNOWN, "unknown dtype \"%.64s\"; known:%s",
-                      name, known);
+    return ferry_fail(FERRY_EUNKNOWN, "unknown dtype \"%.64s\"; known:%s", name,
+                      known);
 }
 
 ferry_status ferry_dtype_parse(const char *name, ferry_dtype *out_dtype)

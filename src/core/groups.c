@@ -69,15 +69,15 @@ static bool same_key(const char *a, const layer_key *ka, const char *b,
 
 typedef struct grouping {
     const ferry_param_meta *params;
-    ferry__table seen;    /* "prefix.index" -> first parameter */
-    const char **keys;    /* owned texts of seen */
+    ferry__table seen; /* "prefix.index" -> first parameter */
+    const char **keys; /* owned texts of seen */
     size_t n_keys, keys_capacity;
     size_t *lengths;
     size_t n_groups, capacity;
 } grouping;
 
-static ferry_status come_back(const grouping *g, size_t i,
-                              const layer_key *key, size_t first)
+static ferry_status come_back(const grouping *g, size_t i, const layer_key *key,
+                              size_t first)
 {
     return ferry_fail(
         FERRY_EINVAL,
@@ -124,8 +124,8 @@ static ferry_status run_grouping(grouping *g, size_t count)
     layer_key before = {false, 0, 0};
     for (size_t i = 0; i < count; i++) {
         layer_key key = key_of(g->params[i].name);
-        if (i == 0 || !same_key(g->params[i - 1].name, &before,
-                                g->params[i].name, &key))
+        if (i == 0 ||
+            !same_key(g->params[i - 1].name, &before, g->params[i].name, &key))
             FERRY_TRY(open_group(g, i, &key));
         g->lengths[g->n_groups - 1]++;
         before = key;

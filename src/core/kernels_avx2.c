@@ -13,7 +13,7 @@
 /* Asks for the source this far ahead: measured, a page suits both plain
  * streaming and a hash of each page before it is stored. Asking past the end
  * is harmless. */
-#define AHEAD 4096
+#define AHEAD             4096
 #define PREFETCH(address) _mm_prefetch((const char *)(address), _MM_HINT_T0)
 
 AVX2 static inline __m256 load_bf16(const char *src)
@@ -90,9 +90,9 @@ AVX2 void ferry__f32_to_f16_avx2(void *dst, const float *src, int64_t n)
     char *d = dst;
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m128i half = _mm256_cvtps_ph(
-            _mm256_loadu_ps(src + i),
-            _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        __m128i half =
+            _mm256_cvtps_ph(_mm256_loadu_ps(src + i),
+                            _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         _mm_storeu_si128((__m128i *)(void *)(d + i * 2), half);
     }
     for (; i < n; i++) {
@@ -106,8 +106,8 @@ AVX2 void ferry__f32_to_f16_avx2(void *dst, const float *src, int64_t n)
 /* The largest of eight lanes, which hold no NaN. */
 AVX2 static inline float max_lane(__m256 v)
 {
-    __m128 m = _mm_max_ps(_mm256_extractf128_ps(v, 1),
-                          _mm256_castps256_ps128(v));
+    __m128 m =
+        _mm_max_ps(_mm256_extractf128_ps(v, 1), _mm256_castps256_ps128(v));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     m = _mm_max_ss(m, _mm_movehdup_ps(m));
     return _mm_cvtss_f32(m);
@@ -123,13 +123,12 @@ AVX2 static inline __m256i round_away(__m256 x)
     return _mm256_cvttps_epi32(_mm256_add_ps(x, nudge));
 }
 
-AVX2 static inline void quantise_block(unsigned char *block, __m256 a,
-                                       __m256 b, __m256 c, __m256 e)
+AVX2 static inline void quantise_block(unsigned char *block, __m256 a, __m256 b,
+                                       __m256 c, __m256 e)
 {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
     __m256 m = _mm256_max_ps(
-        _mm256_max_ps(_mm256_and_ps(a, magnitude),
-                      _mm256_and_ps(b, magnitude)),
+        _mm256_max_ps(_mm256_and_ps(a, magnitude), _mm256_and_ps(b, magnitude)),
         _mm256_max_ps(_mm256_and_ps(c, magnitude),
                       _mm256_and_ps(e, magnitude)));
     float d = max_lane(m) / 127.0f;
@@ -153,9 +152,9 @@ AVX2 static inline void quantise_block(unsigned char *block, __m256 a,
 AVX2 static inline bool odd_block(__m256 a, __m256 b, __m256 c, __m256 e)
 {
     /* x - x is NaN exactly for those; a sum keeps a NaN. */
-    __m256 s = _mm256_add_ps(
-        _mm256_add_ps(_mm256_sub_ps(a, a), _mm256_sub_ps(b, b)),
-        _mm256_add_ps(_mm256_sub_ps(c, c), _mm256_sub_ps(e, e)));
+    __m256 s =
+        _mm256_add_ps(_mm256_add_ps(_mm256_sub_ps(a, a), _mm256_sub_ps(b, b)),
+                      _mm256_add_ps(_mm256_sub_ps(c, c), _mm256_sub_ps(e, e)));
     return _mm256_movemask_ps(_mm256_cmp_ps(s, s, _CMP_UNORD_Q)) != 0;
 }
 
@@ -192,8 +191,7 @@ AVX2 void ferry__quantise_q8_0_avx2(void *dst, const float *src, int64_t n)
     }
 }
 
-AVX2 void ferry__quantise_q8_0_bf16_avx2(void *dst, const void *src,
-                                         int64_t n)
+AVX2 void ferry__quantise_q8_0_bf16_avx2(void *dst, const void *src, int64_t n)
 {
     unsigned char *block = dst;
     const char *s = src;

@@ -21,8 +21,7 @@ ferry_status ferry__plan_create(const ferry_model *model, ferry__plan **out)
     ferry__plan *plan = ferry__alloc(sizeof(*plan));
     if (!plan)
         return FERRY_ENOMEM;
-    size_t size =
-        model->size < sizeof(*model) ? model->size : sizeof(*model);
+    size_t size = model->size < sizeof(*model) ? model->size : sizeof(*model);
     memcpy(&plan->model, model, size);
     *out = plan;
     return FERRY_OK;
@@ -49,8 +48,7 @@ void ferry__plan_destroy(ferry__plan **plan_ptr)
 
 /* ---- one bake ---- */
 
-static void count_steps(ferry__plan *plan, size_t first, size_t count,
-                        bool add)
+static void count_steps(ferry__plan *plan, size_t first, size_t count, bool add)
 {
     for (size_t i = first; i < first + count; i++) {
         const ferry__entry *e = &plan->entries[i];
@@ -60,8 +58,7 @@ static void count_steps(ferry__plan *plan, size_t first, size_t count,
 }
 
 /* Runs the model's load over a lazy tensor; its entries are appended. */
-static ferry_status run_loader(ferry__plan *plan,
-                               const ferry_param_meta *meta)
+static ferry_status run_loader(ferry__plan *plan, const ferry_param_meta *meta)
 {
     ferry_loader loader;
     char *mapped = NULL;
@@ -184,8 +181,8 @@ ferry_status ferry__plan_bake(ferry__plan *plan, const ferry_param_meta *meta,
         return ferry_fail(FERRY_EINVAL, "parameter name is empty");
     if (ferry_dtype_block(meta->dtype) != 1)
         return ferry_fail(FERRY_EINVAL,
-                          "parameter %s: dtype %s does not travel",
-                          meta->name, ferry_dtype_name(meta->dtype));
+                          "parameter %s: dtype %s does not travel", meta->name,
+                          ferry_dtype_name(meta->dtype));
     if (!ferry__table_get(&plan->by_name, meta->name, &id))
         return bake_new(plan, meta, out_id);
     if (!same_meta(&plan->baked[id].meta, meta))

@@ -19,12 +19,12 @@ typedef enum ferry__entry_kind {
 
 typedef struct ferry__entry {
     ferry__entry_kind kind;
-    size_t slot;           /* stored parameter */
-    ferry_box box;         /* of the source */
-    ferry__copy_op op;     /* source box -> slot box (COPY, TIED) */
+    size_t slot;                       /* stored parameter */
+    ferry_box box;                     /* of the source */
+    ferry__copy_op op;                 /* source box -> slot box (COPY, TIED) */
     int64_t dst_start[FERRY_MAX_DIMS]; /* slot box, for coverage */
     int64_t dst_count[FERRY_MAX_DIMS];
-    size_t step;           /* index in plan->steps (STEP) */
+    size_t step; /* index in plan->steps (STEP) */
     int32_t input;
     /* STEP: op packs the source box into a contiguous input of wire dtype
      * and this shape; dst_start and dst_count are the step's. */
@@ -39,9 +39,9 @@ typedef struct ferry__baked {
 } ferry__baked;
 
 typedef struct ferry__plan_step {
-    ferry_step step;       /* name owned */
+    ferry_step step; /* name owned */
     size_t slot;
-    ferry_tensor dst;      /* view of the slot */
+    ferry_tensor dst; /* view of the slot */
     int64_t dst_start[FERRY_MAX_DIMS];
     int64_t dst_count[FERRY_MAX_DIMS];
 } ferry__plan_step;
@@ -87,8 +87,7 @@ bool ferry__op_can_clip(const ferry__copy_op *op);
  * FERRY_ENOTSUP (no line) when that is no strided box: the caller then makes
  * a contiguous copy. The order of the elements stays. */
 ferry_status ferry__op_over_tensor(const ferry__copy_op *op,
-                                   const ferry_tensor *t,
-                                   ferry__copy_op *out);
+                                   const ferry_tensor *t, ferry__copy_op *out);
 
 /* Number of elements a slot's checkpoint must cover (valid_rows applied). */
 int64_t ferry__slot_numel(const ferry_param *param);

@@ -27,10 +27,9 @@ static ferry_status check_meta(const ferry_param_meta *meta, size_t index)
     if (!meta->name || meta->name[0] == '\0')
         return ferry_fail(FERRY_EINVAL, "names[%zu] is empty", index);
     if (ferry_dtype_block(meta->dtype) != 1)
-        return ferry_fail(FERRY_EINVAL,
-                          "parameter %s: dtype %s (%d) does not travel",
-                          meta->name, ferry_dtype_name(meta->dtype),
-                          (int)meta->dtype);
+        return ferry_fail(
+            FERRY_EINVAL, "parameter %s: dtype %s (%d) does not travel",
+            meta->name, ferry_dtype_name(meta->dtype), (int)meta->dtype);
     if (meta->ndim < 0 || meta->ndim > FERRY_MAX_DIMS)
         return ferry_fail(FERRY_EINVAL,
                           "parameter %s: shape has %d dimensions, at most "
@@ -44,12 +43,11 @@ static ferry_status check_meta(const ferry_param_meta *meta, size_t index)
                               meta->name, (int)i, meta->shape[i]);
     }
     if (!span_fits(meta))
-        return ferry_fail(FERRY_EOVERFLOW,
-                          "parameter %s: shape %s and dtype %s are too large",
-                          meta->name,
-                          ferry__shape_text(text, sizeof(text), meta->ndim,
-                                            meta->shape),
-                          ferry_dtype_name(meta->dtype));
+        return ferry_fail(
+            FERRY_EOVERFLOW,
+            "parameter %s: shape %s and dtype %s are too large", meta->name,
+            ferry__shape_text(text, sizeof(text), meta->ndim, meta->shape),
+            ferry_dtype_name(meta->dtype));
     return FERRY_OK;
 }
 
@@ -64,8 +62,8 @@ ferry_status ferry__manifest_add(ferry__manifest *m,
                           "parameter %s: all parameters together are too "
                           "large",
                           meta->name);
-    FERRY_TRY(ferry__grow(&m->params, &m->capacity, m->count,
-                          sizeof(*m->params)));
+    FERRY_TRY(
+        ferry__grow(&m->params, &m->capacity, m->count, sizeof(*m->params)));
     char *name = ferry__strdup(meta->name);
     if (!name)
         return FERRY_ENOMEM;
@@ -86,8 +84,7 @@ ferry_status ferry__manifest_add(ferry__manifest *m,
 }
 
 ferry_status ferry__manifest_copy(ferry__manifest *m,
-                                  const ferry_param_meta *params,
-                                  size_t count)
+                                  const ferry_param_meta *params, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         FERRY_TRY(ferry__manifest_add(m, &params[i]));
@@ -143,8 +140,8 @@ static void line_meta(line_hash *h, const ferry_param_meta *meta)
     line_put(h, dtype, strlen(dtype));
     line_put(h, " ", 1);
     for (int32_t i = 0; i < meta->ndim; i++) {
-        int n = snprintf(number, sizeof(number), "%s%" PRId64,
-                         i > 0 ? "," : "", meta->shape[i]);
+        int n = snprintf(number, sizeof(number), "%s%" PRId64, i > 0 ? "," : "",
+                         meta->shape[i]);
         line_put(h, number, (size_t)n);
     }
     line_put(h, "\n", 1);
@@ -224,8 +221,7 @@ static void shape_to_json(const ferry_param_meta *meta, ferry__str *out)
 {
     ferry__str_append(out, "[");
     for (int32_t i = 0; i < meta->ndim; i++)
-        ferry__str_printf(out, "%s%" PRId64, i > 0 ? "," : "",
-                          meta->shape[i]);
+        ferry__str_printf(out, "%s%" PRId64, i > 0 ? "," : "", meta->shape[i]);
     ferry__str_append(out, "]");
 }
 
@@ -255,13 +251,12 @@ ferry_status ferry__meta_check(const ferry_param_meta *declared, size_t index,
 {
     char want[256], have[256];
     if (!name || strcmp(declared->name, name) != 0)
-        return ferry_fail(FERRY_EMISMATCH,
-                          "parameter %zu: declared %s, got %s", index,
-                          declared->name, name ? name : "no name");
+        return ferry_fail(FERRY_EMISMATCH, "parameter %zu: declared %s, got %s",
+                          index, declared->name, name ? name : "no name");
     if (got->dtype != declared->dtype)
         return ferry_fail(FERRY_EMISMATCH,
-                          "parameter %s (%zu): declared dtype %s, got %s",
-                          name, index, ferry_dtype_name(declared->dtype),
+                          "parameter %s (%zu): declared dtype %s, got %s", name,
+                          index, ferry_dtype_name(declared->dtype),
                           ferry_dtype_name(got->dtype));
     bool same = got->ndim == declared->ndim;
     for (int32_t i = 0; same && i < declared->ndim; i++)
@@ -269,10 +264,9 @@ ferry_status ferry__meta_check(const ferry_param_meta *declared, size_t index,
     if (same)
         return FERRY_OK;
     return ferry_fail(
-        FERRY_EMISMATCH, "parameter %s (%zu): declared shape %s, got %s",
-        name, index,
-        ferry__shape_text(want, sizeof(want), declared->ndim,
-                          declared->shape),
+        FERRY_EMISMATCH, "parameter %s (%zu): declared shape %s, got %s", name,
+        index,
+        ferry__shape_text(want, sizeof(want), declared->ndim, declared->shape),
         ferry__shape_text(have, sizeof(have), got->ndim, got->shape));
 }
 
@@ -289,6 +283,5 @@ int64_t ferry__meta_numel(const ferry_param_meta *meta)
 
 uint64_t ferry__meta_bytes(const ferry_param_meta *meta)
 {
-    return (uint64_t)ferry__meta_numel(meta) *
-           ferry_dtype_bytes(meta->dtype);
+    return (uint64_t)ferry__meta_numel(meta) * ferry_dtype_bytes(meta->dtype);
 }

@@ -19,8 +19,7 @@ typedef struct ferry__manifest {
 ferry_status ferry__manifest_add(ferry__manifest *m,
                                  const ferry_param_meta *meta);
 ferry_status ferry__manifest_copy(ferry__manifest *m,
-                                  const ferry_param_meta *params,
-                                  size_t count);
+                                  const ferry_param_meta *params, size_t count);
 bool ferry__manifest_find(const ferry__manifest *m, const char *name,
                           size_t *out_index);
 void ferry__manifest_clear(ferry__manifest *m);

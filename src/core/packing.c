@@ -20,8 +20,8 @@ static ferry_status flush(cutter *c)
 {
     FERRY_TRY(ferry__grow(&c->cuts.counts, &c->counts_capacity,
                           c->cuts.n_buffers, sizeof(*c->cuts.counts)));
-    FERRY_TRY(ferry__grow(&c->cuts.bytes, &c->bytes_capacity,
-                          c->cuts.n_buffers, sizeof(*c->cuts.bytes)));
+    FERRY_TRY(ferry__grow(&c->cuts.bytes, &c->bytes_capacity, c->cuts.n_buffers,
+                          sizeof(*c->cuts.bytes)));
     c->cuts.counts[c->cuts.n_buffers] = c->open_count;
     c->cuts.bytes[c->cuts.n_buffers] = c->open_bytes;
     c->cuts.n_buffers++;
@@ -39,10 +39,9 @@ static ferry_status put(cutter *c, ferry__cut_rule rule, uint64_t bytes,
         (bytes > limit || c->open_bytes > limit - bytes))
         FERRY_TRY(flush(c));
     if (bytes > UINT64_MAX - c->open_bytes)
-        return ferry_fail(FERRY_EOVERFLOW,
-                          "a buffer of %llu and %llu bytes is too large",
-                          (unsigned long long)c->open_bytes,
-                          (unsigned long long)bytes);
+        return ferry_fail(
+            FERRY_EOVERFLOW, "a buffer of %llu and %llu bytes is too large",
+            (unsigned long long)c->open_bytes, (unsigned long long)bytes);
     c->open_count++;
     c->open_bytes += bytes;
     if (rule == FERRY__CUT_EXCEED && c->open_bytes > limit)

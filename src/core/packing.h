@@ -14,11 +14,11 @@ typedef enum ferry__cut_rule {
 } ferry__cut_rule;
 
 typedef struct ferry__cuts {
-    size_t *counts;        /* tensors per buffer */
-    uint64_t *bytes;       /* bytes per buffer */
+    size_t *counts;  /* tensors per buffer */
+    uint64_t *bytes; /* bytes per buffer */
     size_t n_buffers;
-    uint64_t peak_bytes;   /* largest buffer */
-    uint64_t digest;       /* XXH3-64 over the cut sequence */
+    uint64_t peak_bytes; /* largest buffer */
+    uint64_t digest;     /* XXH3-64 over the cut sequence */
 } ferry__cuts;
 
 /* limit_bytes > 0. Logs one warning naming the first tensor that alone

@@ -13,8 +13,7 @@ static ferry_status note(ferry_loader *loader, ferry_status status)
 {
     if (status < 0 && loader->status == 0) {
         loader->status = status;
-        snprintf(loader->line, sizeof(loader->line), "%s",
-                 ferry_last_error());
+        snprintf(loader->line, sizeof(loader->line), "%s", ferry_last_error());
     }
     return status;
 }
@@ -30,18 +29,17 @@ ferry_status ferry_loader_slot(ferry_loader *loader, size_t index,
 {
     const ferry_model *model = &loader->plan->model;
     if (index >= model->n_params || index > INT32_MAX)
-        return note(loader, ferry_fail(FERRY_EINVAL,
-                                       "parameter %s: slot %zu of %zu",
-                                       loader->name, index,
-                                       model->n_params));
+        return note(loader,
+                    ferry_fail(FERRY_EINVAL, "parameter %s: slot %zu of %zu",
+                               loader->name, index, model->n_params));
     const ferry_param *p = &model->params[index];
     if (p->flags & FERRY_PARAM_RUNTIME)
         return note(loader, ferry_fail(FERRY_EINVAL,
                                        "parameter %s: slot %s is a run-time "
                                        "one, which nothing is loaded into",
                                        loader->name, p->name));
-    FERRY_TRY(note(loader, ferry_tensor_init(out_slot, NULL, p->dtype,
-                                             p->ndim, p->shape)));
+    FERRY_TRY(note(loader, ferry_tensor_init(out_slot, NULL, p->dtype, p->ndim,
+                                             p->shape)));
     out_slot->name = p->name;
     out_slot->slot = (int32_t)index;
     return FERRY_OK;
@@ -57,11 +55,10 @@ static ferry_status expect_shape(ferry_loader *loader,
         same = shape[i] == tensor->shape[i];
     if (same)
         return FERRY_OK;
-    return ferry_fail(FERRY_EMISMATCH,
-                      "parameter %s: shape %s expected, got %s", loader->name,
-                      ferry__shape_text(want, sizeof(want), ndim, shape),
-                      ferry__shape_text(got, sizeof(got), tensor->ndim,
-                                        tensor->shape));
+    return ferry_fail(
+        FERRY_EMISMATCH, "parameter %s: shape %s expected, got %s",
+        loader->name, ferry__shape_text(want, sizeof(want), ndim, shape),
+        ferry__shape_text(got, sizeof(got), tensor->ndim, tensor->shape));
 }
 
 ferry_status ferry_loader_expect(ferry_loader *loader,
@@ -98,8 +95,7 @@ static bool source_nests(const ferry_tensor *whole, const ferry_tensor *src)
     return op.src_offset <= ferry_tensor_numel(whole) - span;
 }
 
-static ferry_status check_source(ferry_loader *loader,
-                                 const ferry_tensor *src)
+static ferry_status check_source(ferry_loader *loader, const ferry_tensor *src)
 {
     if (src->ndim < 0 || src->ndim > FERRY_MAX_DIMS ||
         src->dtype != loader->tensor.dtype ||
@@ -134,8 +130,7 @@ static ferry_status check_box(ferry_loader *loader, const ferry_tensor *dst,
                           "parameter %s: the destination is not a box of "
                           "slot %s",
                           loader->name, p->name);
-    if (p->ndim > 0 && p->valid_rows > 0 &&
-        start[0] + count[0] > p->valid_rows)
+    if (p->ndim > 0 && p->valid_rows > 0 && start[0] + count[0] > p->valid_rows)
         return ferry_fail(FERRY_EINVAL,
                           "parameter %s: row %lld of slot %s is padding, "
                           "which begins at %lld",
@@ -232,8 +227,8 @@ ferry_status ferry_load_tied(ferry_loader *loader, const ferry_tensor *dst,
 
 static bool same_view(const ferry_tensor *a, const ferry_tensor *b)
 {
-    bool same = a->slot == b->slot && a->offset == b->offset &&
-                a->ndim == b->ndim;
+    bool same =
+        a->slot == b->slot && a->offset == b->offset && a->ndim == b->ndim;
     for (int32_t i = 0; same && i < a->ndim; i++)
         same = a->shape[i] == b->shape[i] && a->stride[i] == b->stride[i];
     return same;
@@ -243,8 +238,7 @@ static bool same_step(const ferry__plan_step *have, const ferry_step *step,
                       const ferry_tensor *dst)
 {
     return have->step.fn == step->fn && have->step.arg == step->arg &&
-           have->step.n_inputs == step->n_inputs &&
-           same_view(&have->dst, dst);
+           have->step.n_inputs == step->n_inputs && same_view(&have->dst, dst);
 }
 
 static void set_step(ferry__plan_step *s, const ferry__plan_step *value)
@@ -294,16 +288,14 @@ static bool stated_now(const ferry_loader *loader, size_t step, int32_t input)
 /* Finds or states the step. One that no entry uses may be stated anew: it
  * was left by a bake that failed or whose parameter changed. */
 static ferry_status find_step(ferry_loader *loader, const ferry_step *step,
-                              const ferry__plan_step *value,
-                              size_t *out_index)
+                              const ferry__plan_step *value, size_t *out_index)
 {
     ferry__plan *plan = loader->plan;
     size_t index;
     if (!ferry__table_get(&plan->steps_by_name, step->name, &index)) {
         FERRY_TRY(new_step(plan, step, &index));
         set_step(&plan->steps[index], value);
-    } else if (plan->step_refs[index] == 0 &&
-               !stated_now(loader, index, -1)) {
+    } else if (plan->step_refs[index] == 0 && !stated_now(loader, index, -1)) {
         set_step(&plan->steps[index], value);
     } else if (!same_step(&plan->steps[index], step, &value->dst)) {
         return ferry_fail(FERRY_EINVAL,
@@ -329,10 +321,9 @@ static ferry_status check_step(ferry_loader *loader, const ferry_step *step,
                           loader->name, step->name, (int)step->n_inputs,
                           FERRY__STEP_INPUTS_MAX);
     if (input < 0 || input >= step->n_inputs)
-        return ferry_fail(FERRY_EINVAL,
-                          "parameter %s: input %d of step %s, which has %d",
-                          loader->name, (int)input, step->name,
-                          (int)step->n_inputs);
+        return ferry_fail(
+            FERRY_EINVAL, "parameter %s: input %d of step %s, which has %d",
+            loader->name, (int)input, step->name, (int)step->n_inputs);
     return FERRY_OK;
 }
 

@@ -135,12 +135,10 @@ static void clip_dim(const clipper *c, int32_t d, int64_t src, int64_t dst)
      * it is in the range for indices [low, high), all of it for [in, out):
      * since dimensions nest, one index at each end is cut. */
     int64_t stride = op->src_stride[d], inner = c->span[d + 1];
-    int64_t low =
-        clamp(floor_div(c->first - inner - src, stride) + 1, 0, n);
+    int64_t low = clamp(floor_div(c->first - inner - src, stride) + 1, 0, n);
     int64_t high = clamp(-floor_div(src - c->end, stride), low, n);
     int64_t in = clamp(-floor_div(src - c->first, stride), low, high);
-    int64_t out =
-        clamp(floor_div(c->end - inner - src, stride) + 1, in, high);
+    int64_t out = clamp(floor_div(c->end - inner - src, stride) + 1, in, high);
     for (int64_t k = low; k < in; k++)
         clip_dim(c, d + 1, src + k * stride, dst + k * op->dst_stride[d]);
     if (out > in)
@@ -236,8 +234,7 @@ static bool spread_dim(spread *s, int32_t j, int64_t extent, int64_t m,
 }
 
 ferry_status ferry__op_over_tensor(const ferry__copy_op *op,
-                                   const ferry_tensor *t,
-                                   ferry__copy_op *out)
+                                   const ferry_tensor *t, ferry__copy_op *out)
 {
     spread s;
     ferry__copy_op made = *op;

@@ -36,8 +36,9 @@ static void put_entry(const ferry__plan *plan, const ferry__entry *e,
     const ferry_param *p = &plan->model.params[e->slot];
     ferry__str_printf(out, "{\"kind\":\"%s\",\"slot\":", kind_text(e->kind));
     ferry__str_json(out, p->name);
-    ferry__str_printf(out, ",\"slot_dtype\":\"%s\",\"source\":{\"offset\":"
-                           "%" PRId64 ",",
+    ferry__str_printf(out,
+                      ",\"slot_dtype\":\"%s\",\"source\":{\"offset\":"
+                      "%" PRId64 ",",
                       ferry_dtype_name(p->dtype), e->box.offset);
     put_list(out, "shape", e->box.ndim, e->box.shape);
     ferry__str_append(out, ",");

@@ -10,7 +10,7 @@
 
 /* Character comparisons spent on finding a suggestion: a few milliseconds. */
 #define SUGGEST_WORK ((size_t)20 * 1000 * 1000)
-#define NAME_SHOWN 256
+#define NAME_SHOWN   256
 
 static ferry_status join(const char *head, const char *tail, char **out)
 {
@@ -58,8 +58,7 @@ static void unmap_name(const ferry__plan *plan, const char *name, char *out,
 }
 
 /* Edit distance without the common ends, which most names share. */
-static size_t distance(const char *a, const char *b, size_t limit,
-                       size_t *work)
+static size_t distance(const char *a, const char *b, size_t limit, size_t *work)
 {
     char x[NAME_SHOWN], y[NAME_SHOWN];
     size_t n = strlen(a), m = strlen(b), head = 0;
@@ -107,8 +106,8 @@ ferry_status ferry__plan_unknown(const ferry__plan *plan, const char *name)
     }
     const char *who = model->name ? model->name : "the model";
     if (best[0] == '\0')
-        return ferry_fail(FERRY_EUNKNOWN, "parameter %s: not known to %s",
-                          name, who);
+        return ferry_fail(FERRY_EUNKNOWN, "parameter %s: not known to %s", name,
+                          who);
     return ferry_fail(FERRY_EUNKNOWN,
                       "parameter %s: not known to %s; the nearest known name "
                       "is %s",

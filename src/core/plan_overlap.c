@@ -20,9 +20,8 @@ static int by_slot(const void *a, const void *b)
 }
 
 /* Parameters named twice in `ids` count once. */
-static size_t collect(const ferry__plan *plan, const size_t *ids,
-                      size_t count, bool *seen_id, bool *seen_step,
-                      write *out)
+static size_t collect(const ferry__plan *plan, const size_t *ids, size_t count,
+                      bool *seen_id, bool *seen_step, write *out)
 {
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
@@ -55,8 +54,7 @@ static ferry_status check_slots(const ferry__plan *plan, const write *writes,
     for (size_t at = 0, end; at < n; at = end) {
         const ferry_param *p = &plan->model.params[writes[at].slot];
         const void *a = NULL, *b = NULL;
-        for (end = at; end < n && writes[end].slot == writes[at].slot;
-             end++) {
+        for (end = at; end < n && writes[end].slot == writes[at].slot; end++) {
             cells[end].start = writes[end].start;
             cells[end].count = writes[end].count;
             cells[end].owner = &writes[end];

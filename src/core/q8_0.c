@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#define BLOCK 32
+#define BLOCK       32
 #define BLOCK_BYTES 34
 
 /* As x86 converts: what does not fit int32 becomes the smallest one, whose

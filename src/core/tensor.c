@@ -32,9 +32,8 @@ static ferry_status too_large(int32_t ndim, const int64_t *shape,
                       ferry_dtype_name(dtype));
 }
 
-ferry_status ferry_tensor_init(ferry_tensor *out, void *data,
-                               ferry_dtype dtype, int32_t ndim,
-                               const int64_t *shape)
+ferry_status ferry_tensor_init(ferry_tensor *out, void *data, ferry_dtype dtype,
+                               int32_t ndim, const int64_t *shape)
 {
     ferry_tensor t;
     int64_t span = 1, bytes;
@@ -123,8 +122,7 @@ static ferry_status check_shapes(const ferry_tensor *dst,
         ferry__shape_text(got, sizeof(got), src->ndim, src->shape));
 }
 
-ferry_status ferry_tensor_copy(const ferry_tensor *dst,
-                               const ferry_tensor *src)
+ferry_status ferry_tensor_copy(const ferry_tensor *dst, const ferry_tensor *src)
 {
     ferry__copy_op op;
 

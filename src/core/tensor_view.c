@@ -31,8 +31,8 @@ static const char *op_text(char *buffer, size_t size, const char *op,
 #define OP_TEXT(op, t) op_text((char[512]){0}, 512, op, t)
 
 /* Resolves a negative dimension. `ndim` is how many there are to choose. */
-static ferry_status pick_dim(const char *op, const ferry_tensor *t,
-                             int32_t dim, int32_t ndim, int32_t *out_dim)
+static ferry_status pick_dim(const char *op, const ferry_tensor *t, int32_t dim,
+                             int32_t ndim, int32_t *out_dim)
 {
     if (dim < -ndim || dim >= ndim)
         return ferry_fail(FERRY_EINVAL,
@@ -66,8 +66,7 @@ ferry_status ferry_tensor_narrow(const ferry_tensor *t, int32_t dim,
                           "%s: start %lld and length %lld in dimension %d "
                           "of extent %lld",
                           OP_TEXT("narrow", t), (long long)start,
-                          (long long)length, (int)d,
-                          (long long)t->shape[d]);
+                          (long long)length, (int)d, (long long)t->shape[d]);
     /* An empty view keeps its old offset: there is nothing to point at. */
     if (length > 0)
         v.offset += start * t->stride[d];
@@ -84,10 +83,9 @@ ferry_status ferry_tensor_select(const ferry_tensor *t, int32_t dim,
     FERRY_TRY(pick_dim("select", t, dim, t->ndim, &d));
     int64_t n = t->shape[d];
     if (index < -n || index >= n)
-        return ferry_fail(FERRY_EINVAL,
-                          "%s: index %lld in dimension %d of extent %lld",
-                          OP_TEXT("select", t), (long long)index, (int)d,
-                          (long long)n);
+        return ferry_fail(
+            FERRY_EINVAL, "%s: index %lld in dimension %d of extent %lld",
+            OP_TEXT("select", t), (long long)index, (int)d, (long long)n);
     v.offset += (index < 0 ? index + n : index) * t->stride[d];
     remove_dim(&v, d);
     *out = v;
@@ -129,8 +127,7 @@ ferry_status ferry_tensor_permute(const ferry_tensor *t, const int32_t *dims,
 }
 
 ferry_status ferry_tensor_chunk(const ferry_tensor *t, int64_t chunks,
-                                int32_t dim, int64_t index,
-                                ferry_tensor *out)
+                                int32_t dim, int64_t index, ferry_tensor *out)
 {
     int32_t d = 0;
     FERRY_TRY(pick_dim("chunk", t, dim, t->ndim, &d));
@@ -172,10 +169,9 @@ static ferry_status resolve_shape(const ferry_tensor *t, int32_t ndim,
     }
     if (good)
         return FERRY_OK;
-    return ferry_fail(
-        FERRY_EINVAL, "%s: shape %s as %s", OP_TEXT("view", t),
-        ferry__shape_text(from, sizeof(from), t->ndim, t->shape),
-        ferry__shape_text(to, sizeof(to), ndim, shape));
+    return ferry_fail(FERRY_EINVAL, "%s: shape %s as %s", OP_TEXT("view", t),
+                      ferry__shape_text(from, sizeof(from), t->ndim, t->shape),
+                      ferry__shape_text(to, sizeof(to), ndim, shape));
 }
 
 /* Strides of the new shape over the old one, from the last dimension on: each
@@ -237,10 +233,9 @@ ferry_status ferry_tensor_view(const ferry_tensor *t, int32_t ndim,
         plain_strides(ndim, v.shape, v.stride);
     } else if (!view_strides(t, ndim, v.shape, v.stride)) {
         char text[256];
-        return ferry_fail(
-            FERRY_ENOTSUP, "%s: shape %s would need a copy",
-            OP_TEXT("view", t),
-            ferry__shape_text(text, sizeof(text), ndim, v.shape));
+        return ferry_fail(FERRY_ENOTSUP, "%s: shape %s would need a copy",
+                          OP_TEXT("view", t),
+                          ferry__shape_text(text, sizeof(text), ndim, v.shape));
     }
     *out = v;
     return FERRY_OK;
@@ -295,10 +290,9 @@ ferry_status ferry_tensor_squeeze(const ferry_tensor *t, int32_t dim,
     int32_t d = 0;
     FERRY_TRY(pick_dim("squeeze", t, dim, t->ndim, &d));
     if (t->shape[d] != 1)
-        return ferry_fail(FERRY_EINVAL,
-                          "%s: dimension %d has extent %lld, not 1",
-                          OP_TEXT("squeeze", t), (int)d,
-                          (long long)t->shape[d]);
+        return ferry_fail(
+            FERRY_EINVAL, "%s: dimension %d has extent %lld, not 1",
+            OP_TEXT("squeeze", t), (int)d, (long long)t->shape[d]);
     remove_dim(&v, d);
     *out = v;
     return FERRY_OK;

@@ -81,7 +81,7 @@ static void f32_to_f16_has_every_kind_of_value(void **state)
         assert_int_equal(from_f32(f16, 0x1.000002p-25f), 1);
         assert_int_equal(from_f32(f16, 0x1p-14f), 0x400);
         assert_int_equal(from_f32(f16, 0x1.ff8p-15f), 0x3ff);
-        assert_int_equal(from_f32(f16, 0x1.ffcp-15f), 0x400); /* tie */
+        assert_int_equal(from_f32(f16, 0x1.ffcp-15f), 0x400);    /* tie */
         assert_int_equal(from_f32(f16, 1.00048828125f), 0x3c00); /* tie */
         assert_int_equal(from_f32(f16, -1.00146484375f), 0xbc02);
     }
@@ -134,8 +134,7 @@ static void wide_f64_is_rounded_once(void **state)
     assert_int_equal(from_f64(FERRY_DTYPE_BF16, 1e-300), 0);
     assert_int_equal(from_f64(FERRY_DTYPE_BF16, -1e-300), 0x8000);
     assert_int_equal(from_f64(FERRY_DTYPE_BF16, INFINITY), 0x7f80);
-    assert_int_equal(from_f64(FERRY_DTYPE_BF16, (double)NAN) & 0x7fff,
-                     0x7fc0);
+    assert_int_equal(from_f64(FERRY_DTYPE_BF16, (double)NAN) & 0x7fff, 0x7fc0);
 }
 
 /* Every narrow pattern widens to the value that its fields say. */
@@ -168,14 +167,14 @@ static void every_narrow_value_widens_exactly(void **state)
         }
         for (uint32_t i = 0; i < 0x100; i++) {
             uint8_t byte = (uint8_t)i;
-            float v = float_of((uint32_t)convert(
-                FERRY_DTYPE_F32, FERRY_DTYPE_F8_E4M3, &byte));
+            float v = float_of(
+                (uint32_t)convert(FERRY_DTYPE_F32, FERRY_DTYPE_F8_E4M3, &byte));
             if ((i & 0x7f) == 0x7f)
                 assert_true(v != v);
             else
                 assert_true((double)v == field_value(i, 4, 3));
-            v = float_of((uint32_t)convert(FERRY_DTYPE_F32,
-                                           FERRY_DTYPE_F8_E5M2, &byte));
+            v = float_of(
+                (uint32_t)convert(FERRY_DTYPE_F32, FERRY_DTYPE_F8_E5M2, &byte));
             if ((i & 0x7c) != 0x7c)
                 assert_true((double)v == field_value(i, 5, 2));
             else
@@ -218,12 +217,11 @@ static void f16_rounding_is_nearest_for_random_values(void **state)
         if (isinf(got))
             continue;
         double up = (double)ferry__f16_to_f32((uint16_t)(h + 1));
-        double down = (h & 0x7fff) ? (double)ferry__f16_to_f32(
-                                         (uint16_t)(h - 1))
-                                   : -up;
+        double down =
+            (h & 0x7fff) ? (double)ferry__f16_to_f32((uint16_t)(h - 1)) : -up;
         double error = fabs(got - x);
-        double other = fmin(isinf(up) ? 65536.0 - fabs(x) : fabs(up - x),
-                            fabs(down - x));
+        double other =
+            fmin(isinf(up) ? 65536.0 - fabs(x) : fabs(up - x), fabs(down - x));
         assert_true(error < other || (error == other && !(h & 1)));
     }
 }

@@ -138,9 +138,9 @@ static void check_op(const ferry__copy_op *op, size_t room)
 }
 
 static const ferry_dtype plain[] = {
-    FERRY_DTYPE_F64, FERRY_DTYPE_F32, FERRY_DTYPE_F16, FERRY_DTYPE_BF16,
-    FERRY_DTYPE_F8_E4M3, FERRY_DTYPE_F8_E5M2, FERRY_DTYPE_I64,
-    FERRY_DTYPE_I32, FERRY_DTYPE_I16, FERRY_DTYPE_U8};
+    FERRY_DTYPE_F64,     FERRY_DTYPE_F32,     FERRY_DTYPE_F16, FERRY_DTYPE_BF16,
+    FERRY_DTYPE_F8_E4M3, FERRY_DTYPE_F8_E5M2, FERRY_DTYPE_I64, FERRY_DTYPE_I32,
+    FERRY_DTYPE_I16,     FERRY_DTYPE_U8};
 
 static void run_random(uint64_t seeds, int64_t most)
 {
@@ -150,8 +150,7 @@ static void run_random(uint64_t seeds, int64_t most)
         random_op(&rng, most, &op);
         op.src_dtype = plain[naive_between(&rng, 0, 9)];
         op.dst_dtype = op.src_dtype;
-        if (ferry__dtype_is_float(op.src_dtype) &&
-            naive_between(&rng, 0, 1))
+        if (ferry__dtype_is_float(op.src_dtype) && naive_between(&rng, 0, 1))
             op.dst_dtype = plain[naive_between(&rng, 0, 5)];
         check_op(&op, (size_t)most * 24 * 8 + 2048);
     }

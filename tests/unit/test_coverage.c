@@ -7,12 +7,12 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
-#include "base/clock.h"
 #include "core/boxes.h"
 #include "core/coverage.h"
 #include "harness/naive.h"
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static ferry_param slots[4] = {
     {"stack", FERRY_DTYPE_BF16, 3, {3000, 8, 4}, NULL, 0, 0, 0},
@@ -110,7 +110,7 @@ static void thousands_of_boxes_in_any_order(void **state)
             order[i] = order[j];
             order[j] = old;
         }
-        int64_t t0 = ferry__now_ns();
+        clock_t t0 = clock();
         for (int i = 0; i < N; i++) {
             /* Each expert's upper and lower half. */
             int64_t start[] = {order[i] / 2, order[i] % 2 * 4, 0};
@@ -122,7 +122,7 @@ static void thousands_of_boxes_in_any_order(void **state)
             mark(c, 0, start, count);
         }
         assert_int_equal(ferry__coverage_of(c, 0), FERRY__COVERED_FULL);
-        assert_true(ferry__now_ns() - t0 < INT64_C(2000000000));
+        assert_true(clock() - t0 < 2 * CLOCKS_PER_SEC);
         ferry__coverage_reset(c);
     }
     ferry__coverage_destroy(&c);
@@ -131,7 +131,7 @@ static void thousands_of_boxes_in_any_order(void **state)
 /* ---- sets of boxes ---- */
 
 #define CELLS 24
-#define SIDE 7
+#define SIDE  7
 
 typedef struct random_set {
     int64_t start[CELLS][3], count[CELLS][3];
@@ -178,13 +178,13 @@ static void unions_and_overlaps_equal_counting(void **state)
         const void *a = NULL, *b = NULL;
         int64_t got = -1;
         random_cells(&rng, (int32_t)(seed % 4), &s);
-        assert_int_equal(ferry__cells_union(s.cells, s.n,
-                                            (int32_t)(seed % 4), &got),
-                         FERRY_OK);
+        assert_int_equal(
+            ferry__cells_union(s.cells, s.n, (int32_t)(seed % 4), &got),
+            FERRY_OK);
         assert_int_equal(got, s.covered);
-        assert_int_equal(ferry__cells_overlap(s.cells, s.n,
-                                              (int32_t)(seed % 4), &a, &b),
-                         s.overlap);
+        assert_int_equal(
+            ferry__cells_overlap(s.cells, s.n, (int32_t)(seed % 4), &a, &b),
+            s.overlap);
         if (s.overlap)
             assert_ptr_not_equal(a, b);
     }

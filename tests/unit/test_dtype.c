@@ -63,10 +63,10 @@ static void a_bad_name_is_refused(void **state)
 static void every_name_reads_back(void **state)
 {
     (void)state;
-#define CHECK(name, value, text, elems, bytes)                                \
-    assert_string_equal(ferry_dtype_name(FERRY_DTYPE_##name), text);          \
-    assert_int_equal(parsed(text), value);                                    \
-    assert_int_equal(ferry_dtype_bytes(FERRY_DTYPE_##name), bytes);           \
+#define CHECK(name, value, text, elems, bytes)                                 \
+    assert_string_equal(ferry_dtype_name(FERRY_DTYPE_##name), text);           \
+    assert_int_equal(parsed(text), value);                                     \
+    assert_int_equal(ferry_dtype_bytes(FERRY_DTYPE_##name), bytes);            \
     assert_int_equal(ferry_dtype_block(FERRY_DTYPE_##name), elems);
     FERRY_DTYPE_TABLE(CHECK)
     assert_string_equal(ferry_dtype_name(FERRY_DTYPE_NONE), "none");

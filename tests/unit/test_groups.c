@@ -29,8 +29,8 @@ static void b9_the_outermost_index_is_the_key(void **state)
 {
     (void)state;
     check_key("model.layers.3.self_attn.q_proj.weight", "model.layers.", 3);
-    check_key("model.language_model.layers.3.x",
-              "model.language_model.layers.", 3);
+    check_key("model.language_model.layers.3.x", "model.language_model.layers.",
+              3);
     check_key("transformer.h.3.x", "transformer.h.", 3);
     check_key("backbone.layers.12.x", "backbone.layers.", 12);
     check_key("visual.blocks.3.x", "visual.blocks.", 3);
@@ -73,14 +73,18 @@ static void check_groups(const char *const *names, const size_t *want,
 static void b9_runs_without_index_are_groups_where_they_stand(void **state)
 {
     (void)state;
-    const char *plain[] = {"model.embed_tokens.weight", "model.layers.0.a",
-                           "model.layers.0.b", "model.layers.1.a",
-                           "model.norm.weight", "lm_head.weight", NULL};
+    const char *plain[] = {"model.embed_tokens.weight",
+                           "model.layers.0.a",
+                           "model.layers.0.b",
+                           "model.layers.1.a",
+                           "model.norm.weight",
+                           "lm_head.weight",
+                           NULL};
     const size_t want[] = {1, 2, 1, 2};
     check_groups(plain, want, 4);
-    const char *mixed[] = {"model.layers.0.a", "norm", "extra",
-                           "visual.blocks.0.a", "model.layers.1.a",
-                           "other", NULL};
+    const char *mixed[] = {
+        "model.layers.0.a", "norm",  "extra", "visual.blocks.0.a",
+        "model.layers.1.a", "other", NULL};
     const size_t want_mixed[] = {1, 2, 1, 1, 1};
     check_groups(mixed, want_mixed, 5);
     const char *moe[] = {"m.layers.0.mlp.experts.0.w1",
@@ -90,12 +94,11 @@ static void b9_runs_without_index_are_groups_where_they_stand(void **state)
     check_groups(moe, want_moe, 1);
 }
 
-static void b9_equal_indices_under_other_prefixes_are_other_layers(
-    void **state)
+static void b9_equal_indices_under_other_prefixes_are_other_layers(void **state)
 {
     (void)state;
-    const char *names[] = {"a.layers.0.x", "b.layers.0.x", "ab.0.x",
-                           "a.b.0.x", NULL};
+    const char *names[] = {"a.layers.0.x", "b.layers.0.x", "ab.0.x", "a.b.0.x",
+                           NULL};
     const size_t want[] = {1, 1, 1, 1};
     check_groups(names, want, 4);
 }

@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static ferry_param_meta meta(const char *name, ferry_dtype dtype,
-                             int32_t ndim, int64_t a, int64_t b)
+static ferry_param_meta meta(const char *name, ferry_dtype dtype, int32_t ndim,
+                             int64_t a, int64_t b)
 {
     ferry_param_meta m = {name, dtype, ndim, {a, b}};
     return m;
@@ -42,8 +42,8 @@ static void entries_are_found_by_name(void **state)
     assert_false(ferry__manifest_find(&m, "p731", &at));
 }
 
-static void refuse(const ferry_param_meta *e, ferry_status want,
-                   const char *a, const char *b)
+static void refuse(const ferry_param_meta *e, ferry_status want, const char *a,
+                   const char *b)
 {
     ferry__manifest m = {0};
     assert_int_equal(ferry__manifest_add(&m, e), want);
@@ -94,10 +94,9 @@ static void the_whole_may_not_overflow(void **state)
 {
     (void)state;
     ferry__manifest m = {0};
-    const ferry_param_meta list[] = {
-        meta("a", FERRY_DTYPE_U8, 1, INT64_MAX, 0),
-        meta("b", FERRY_DTYPE_U8, 1, INT64_MAX, 0),
-        meta("c", FERRY_DTYPE_U8, 1, 2, 0)};
+    const ferry_param_meta list[] = {meta("a", FERRY_DTYPE_U8, 1, INT64_MAX, 0),
+                                     meta("b", FERRY_DTYPE_U8, 1, INT64_MAX, 0),
+                                     meta("c", FERRY_DTYPE_U8, 1, 2, 0)};
     assert_int_equal(ferry__manifest_copy(&m, list, 3), FERRY_EOVERFLOW);
     assert_non_null(strstr(ferry_last_error(), "parameter c"));
     ferry__manifest_clear(&m);
@@ -207,10 +206,8 @@ static void b3_declared_and_got_are_compared(void **state)
     ferry_tensor_init(&t, NULL, FERRY_DTYPE_F32, 2, shape);
     assert_int_equal(ferry__meta_check(&want, 7, "a", &t), FERRY_OK);
     assert_int_equal(ferry__meta_check(&want, 7, "b", &t), FERRY_EMISMATCH);
-    assert_string_equal(ferry_last_error(),
-                        "parameter 7: declared a, got b");
-    assert_int_equal(ferry__meta_check(&want, 7, NULL, &t),
-                     FERRY_EMISMATCH);
+    assert_string_equal(ferry_last_error(), "parameter 7: declared a, got b");
+    assert_int_equal(ferry__meta_check(&want, 7, NULL, &t), FERRY_EMISMATCH);
     ferry_tensor_init(&t, NULL, FERRY_DTYPE_BF16, 2, shape);
     assert_int_equal(ferry__meta_check(&want, 7, "a", &t), FERRY_EMISMATCH);
     assert_string_equal(ferry_last_error(),

@@ -198,8 +198,8 @@ static void memory_running_out_leaks_nothing(void **state)
         sized(sizes, 6, m);
         for (uint64_t k = 1; k < 50; k++) {
             ferry__fault_arm(FERRY__FAULT_ALLOC, k);
-            ferry_status st = ferry__cuts_make((ferry__cut_rule)rule, m, 6,
-                                               5, &cuts);
+            ferry_status st =
+                ferry__cuts_make((ferry__cut_rule)rule, m, 6, 5, &cuts);
             ferry__fault_arm(FERRY__FAULT_ALLOC, 0);
             if (st == FERRY_OK) {
                 assert_true(k > 2);
@@ -218,8 +218,7 @@ int main(void)
         cmocka_unit_test(o26_another_limit_gives_another_digest),
         cmocka_unit_test(o27_peak_is_limit_plus_largest_and_is_warned_about),
         cmocka_unit_test(a_limit_that_is_just_reached_does_not_flush),
-        cmocka_unit_test(
-            fit_never_passes_the_limit_but_for_one_tensor_alone),
+        cmocka_unit_test(fit_never_passes_the_limit_but_for_one_tensor_alone),
         cmocka_unit_test(nothing_makes_no_buffers),
         cmocka_unit_test(cuts_equal_those_of_a_live_vllm),
         cmocka_unit_test(totals_beyond_64_bits_are_refused),

@@ -19,7 +19,7 @@ typedef struct replay {
     const uint16_t *src; /* the whole source */
     uint16_t *dst;
     ferry__xxh3_state *digest;
-    int64_t last;  /* source element handed over before */
+    int64_t last; /* source element handed over before */
     int64_t parts, elements;
 } replay;
 
@@ -309,8 +309,8 @@ static void decoded_boxes_hold_the_view_s_elements(void **state)
             naive_step(&rng, &t, &v);
         if (v.count == 0)
             continue;
-        bool good = ferry__box_decode(whole.ndim, whole.shape, &t, start,
-                                      count);
+        bool good =
+            ferry__box_decode(whole.ndim, whole.shape, &t, start, count);
         /* The bounding box of the view has as many elements exactly when
          * the view is a box. */
         naive_whole(&box, whole.ndim, whole.shape);

@@ -173,8 +173,7 @@ static void boxes_of_blocks_land_in_place(void **state)
         ferry__xxh3_state *digest = ferry__xxh3_create();
         ferry__copy_run(&op, got, in, digest);
         assert_memory_equal(got, want, sizeof(want));
-        assert_true(ferry__xxh3_value(digest) ==
-                    ferry__xxh3(in, sizeof(in)));
+        assert_true(ferry__xxh3_value(digest) == ferry__xxh3(in, sizeof(in)));
         assert_true(ferry__copy_equal(&op, got, in));
         got[(SLOT_COLS / 32 + 2) * 34 + 7] ^= 1;
         assert_false(ferry__copy_equal(&op, got, in));

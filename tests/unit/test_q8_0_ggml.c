@@ -65,9 +65,8 @@ static void ties_quantise_as_in_ggml(void **state)
     (void)state;
     uint64_t rng = 22;
     for (int64_t i = 0; i < N; i++)
-        values[i] = i % 32 == 0
-                        ? 127.0f
-                        : (float)naive_between(&rng, -254, 254) * 0.5f;
+        values[i] =
+            i % 32 == 0 ? 127.0f : (float)naive_between(&rng, -254, 254) * 0.5f;
     check();
 }
 

@@ -15,8 +15,7 @@ static ferry_tensor made(void *data, ferry_dtype dtype, int32_t ndim,
                          const int64_t *shape)
 {
     ferry_tensor t;
-    assert_int_equal(ferry_tensor_init(&t, data, dtype, ndim, shape),
-                     FERRY_OK);
+    assert_int_equal(ferry_tensor_init(&t, data, dtype, ndim, shape), FERRY_OK);
     return t;
 }
 
@@ -61,9 +60,8 @@ static void init_checks_every_bound(void **state)
                      FERRY_EINVAL);
     assert_int_equal(ferry_tensor_init(&t, NULL, FERRY_DTYPE_F32, 9, nine),
                      FERRY_EINVAL);
-    assert_int_equal(
-        ferry_tensor_init(&t, NULL, FERRY_DTYPE_F32, 2, negative),
-        FERRY_EINVAL);
+    assert_int_equal(ferry_tensor_init(&t, NULL, FERRY_DTYPE_F32, 2, negative),
+                     FERRY_EINVAL);
     assert_int_equal(ferry_tensor_init(&t, NULL, FERRY_DTYPE_F32, 2, huge),
                      FERRY_EOVERFLOW);
     assert_int_equal(ferry_tensor_init(&t, NULL, FERRY_DTYPE_F64, 1, wide),
@@ -298,8 +296,7 @@ static void random_copies_equal_the_element_loop(void **state)
         int64_t roomy[FERRY_MAX_DIMS];
         int64_t n = 1;
         for (int32_t i = 0; i < src.ndim; i++) {
-            roomy[i] = src.shape[i] + (n < 100 ? naive_between(&rng, 0, 1)
-                                               : 0);
+            roomy[i] = src.shape[i] + (n < 100 ? naive_between(&rng, 0, 1) : 0);
             n *= roomy[i] > 0 ? roomy[i] : 1;
         }
         if (n > 3200)
