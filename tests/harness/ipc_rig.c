@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -318,7 +319,6 @@ struct rig {
     int32_t n_ranks;
     pid_t pids[RIG_RANKS_MAX];
     char names[RIG_RANKS_MAX][64];
-    int listeners[RIG_RANKS_MAX];
     rank_model *local[RIG_RANKS_MAX];
     ferry_client local_client;
     pthread_mutex_t lock;
@@ -336,35 +336,33 @@ static socklen_t address_of(const char *name, struct sockaddr_un *a)
                        strlen(name));
 }
 
+/* The listener lives in the worker alone: with its death a call is refused
+ * rather than left waiting. */
 static void start_process(rig *r, int32_t rank)
 {
     struct sockaddr_un a;
     socklen_t length;
+    int listener;
 
     snprintf(r->names[rank], sizeof(r->names[rank]), "ferry-rig-%d-%d-%p",
              (int)getpid(), rank, (void *)r);
-    if (r->listeners[rank] < 0) {
-        length = address_of(r->names[rank], &a);
-        r->listeners[rank] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (bind(r->listeners[rank], (struct sockaddr *)&a, length) != 0 ||
-            listen(r->listeners[rank], 16) != 0)
-            abort();
-    }
+    length = address_of(r->names[rank], &a);
+    listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(listener, (struct sockaddr *)&a, length) != 0 ||
+        listen(listener, 16) != 0)
+        abort();
     r->pids[rank] = fork();
     if (r->pids[rank] == 0) {
         rank_model *m = rank_create(&r->options, rank);
 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        for (int32_t i = 0; i < r->n_ranks; i++) {
-            if (i != rank && r->listeners[i] >= 0)
-                close(r->listeners[i]);
-        }
         if (rank_worker(m) < 0) {
             fprintf(stderr, "rig worker: %s\n", ferry_last_error());
             _exit(3);
         }
-        serve(m, r->listeners[rank]);
+        serve(m, listener);
     }
+    close(listener);
 }
 
 rig *rig_open(const rig_options *options)
@@ -380,7 +378,7 @@ rig *rig_open(const rig_options *options)
     r->n_ranks = r->options.tp_size * r->options.replicas;
     pthread_mutex_init(&r->lock, NULL);
     for (int32_t i = 0; i < r->n_ranks; i++)
-        r->fds[i] = r->listeners[i] = -1;
+        r->fds[i] = -1;
     for (int32_t i = 0; i < r->n_ranks; i++) {
         if (!options->local) {
             start_process(r, i);
@@ -414,7 +412,6 @@ void rig_close(rig *r)
             rank_destroy(r->local[i]);
         } else {
             stop_process(r, i);
-            close(r->listeners[i]);
         }
     }
     pthread_mutex_destroy(&r->lock);
@@ -448,7 +445,9 @@ static int ask(const rig *r, int32_t rank, const char *call,
     struct sockaddr_un a;
     socklen_t length = address_of(r->names[rank], &a);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct timeval bound = {60, 0};
 
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &bound, sizeof(bound));
     if (connect(fd, (struct sockaddr *)&a, length) != 0) {
         close(fd);
         return -1;

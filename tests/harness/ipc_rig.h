@@ -74,6 +74,8 @@ rig_source *rig_source_open(const rig_param *params, size_t count,
 void rig_source_close(rig_source *s);
 void rig_source_fill(rig_source *s, uint64_t seed);
 ferry_source rig_source_of(rig_source *s);
+/* The arena of RIG_SHARED, where parameters lie one after another. */
+const char *rig_source_arena(const rig_source *s);
 /* Item `at` (from 0) is called another name; SIZE_MAX: none. */
 void rig_source_misname(rig_source *s, size_t at);
 

@@ -5,6 +5,8 @@
 
 #include "harness/ipc_rig.h"
 
+/* Bytes 8i to 8i + 7 of a parameter, the first in the lowest place. */
+uint64_t rig_word(uint64_t seed, size_t param, uint64_t i);
 /* Byte i of a parameter, counted over its row-major bytes. */
 unsigned char rig_byte(uint64_t seed, size_t param, uint64_t i);
 size_t rig_bytes(const rig_param *p);

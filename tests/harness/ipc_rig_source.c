@@ -19,16 +19,21 @@ struct rig_source {
     size_t at, misnamed;
 };
 
-unsigned char rig_byte(uint64_t seed, size_t param, uint64_t i)
+uint64_t rig_word(uint64_t seed, size_t param, uint64_t i)
 {
     uint64_t x = seed * 0x9e3779b97f4a7c15u +
-                 (param + 1) * 0xd6e8feb86659fd93u + i / 8;
+                 (param + 1) * 0xd6e8feb86659fd93u + i;
 
     x ^= x >> 32;
     x *= 0xd6e8feb86659fd93u;
     x ^= x >> 32;
     x *= 0xd6e8feb86659fd93u;
-    return (unsigned char)(x >> (8 * (i % 8)));
+    return x;
+}
+
+unsigned char rig_byte(uint64_t seed, size_t param, uint64_t i)
+{
+    return (unsigned char)(rig_word(seed, param, i / 8) >> (8 * (i % 8)));
 }
 
 size_t rig_bytes(const rig_param *p)
@@ -51,8 +56,15 @@ static void fill_one(const rig_source *s, size_t i, char *out)
     const rig_param *p = &s->params[i];
     size_t elem = ferry_dtype_bytes(p->dtype), n = rig_bytes(p);
     bool strided = is_strided(s, p);
+    size_t whole = strided ? 0 : n / 8 * 8;
 
-    for (size_t b = 0; b < n; b++) {
+    /* Eight bytes come of one word. */
+    for (size_t b = 0; b < whole; b += 8) {
+        uint64_t word = rig_word(s->seed, i, b / 8);
+
+        memcpy(out + b, &word, 8);
+    }
+    for (size_t b = whole; b < n; b++) {
         size_t at = b;
 
         if (strided) {
@@ -132,6 +144,11 @@ void rig_source_fill(rig_source *s, uint64_t seed)
         if (s->bytes[i])
             fill_one(s, i, s->bytes[i]);
     }
+}
+
+const char *rig_source_arena(const rig_source *s)
+{
+    return s->arena;
 }
 
 void rig_source_misname(rig_source *s, size_t at)

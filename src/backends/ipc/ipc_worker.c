@@ -29,6 +29,7 @@ static ferry_status worker_init(void *self, const void *init_info)
     ipc__worker *w = self;
 
     w->host->set_bounds(w->ctx, info->deadline_ms, info->no_progress_ms);
+    w->hashing = info->digest != 0;
     if (!info->socket) {
         w->host->log(FERRY_LOG_INFO,
                      "ipc: init without a socket: no Ferry trainer, host "
@@ -42,7 +43,7 @@ static ferry_status worker_start(void *self)
 {
     ipc__worker *w = self;
 
-    w->host->want_digests(w->ctx, w->digest && w->link.fd >= 0);
+    w->host->want_digests(w->ctx, w->hashing && w->link.fd >= 0);
     return w->host->reload_begin(w->ctx);
 }
 

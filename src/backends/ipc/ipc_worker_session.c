@@ -131,6 +131,7 @@ static ferry_status handshake(ipc__worker *w,
     FERRY_TRY(say_hello(w, info->secret, &wait));
     FERRY_TRY(read_welcome(w, &v, &wait));
     w->digest = (v.flags & FERRY__IPC_WANT_DIGEST) != 0;
+    w->hashing = w->hashing || w->digest;
     FERRY_TRY(map_ring(w, &v, &wait));
     ready = try_cma(w, &v);
     ferry__ipc_put_ready(&s, &ready);

@@ -22,7 +22,8 @@ typedef struct ipc__worker {
     ferry_worker_context *ctx;
     pthread_mutex_t lock;
 
-    bool digest;
+    bool hashing; /* init info: what is loaded is hashed */
+    bool digest;  /* the trainer sends digests to compare with */
     ferry__ipc_link link; /* fd -1: no Ferry trainer */
     int32_t trainer_pid;
     ferry__ipc_ring *ring;
