@@ -8,7 +8,7 @@
 #include <assert.h>
 #include <string.h>
 
-#define TOKENS_MAX ((size_t)1 << 24)
+#define TOKENS_MAX ((size_t)1 << 22)
 
 typedef struct ferry__merge {
     int32_t left, right; /* ids; left -1: a free slot */

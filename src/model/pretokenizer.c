@@ -102,6 +102,10 @@ static ferry_status cut_level(const cutting *c, size_t level, const char *text,
         size_t end = st == FERRY_OK ? span[1] : length;
 
         FERRY_TRY(st);
+        if (begin < at || (st == FERRY_OK && end <= begin))
+            return ferry_fail(FERRY_ENOTSUP,
+                              "pre-tokeniser: a match of %zu..%zu from %zu",
+                              begin, end, at);
         FERRY_TRY(cut_level(c, level + 1, text + at, begin - at));
         FERRY_TRY(cut_level(c, level + 1, text + begin, end - begin));
         at = end;
