@@ -23,8 +23,9 @@ TREE, BUILD = HOME / "tree", HOME / "out"
 
 
 def copy_tree():
-    """The tracked and the new files, with their times, so that a second run
-    compiles only what changed."""
+    """The tracked and the new files. One that is the same already keeps its
+    time, so a second run compiles only what changed; one that differs gets
+    a new time, so that no object of a mutant outlives it."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others",
          "--exclude-standard"],
@@ -37,11 +38,11 @@ def copy_tree():
                 path.unlink()
     for name in names:
         source, target = ROOT / name, TREE / name
-        if target.exists() and target.stat().st_mtime_ns == \
-                source.stat().st_mtime_ns:
+        if target.exists() and target.read_bytes() == source.read_bytes():
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)
+        shutil.copyfile(source, target)
+        shutil.copymode(source, target)
 
 
 def build(test=None):
