@@ -238,7 +238,10 @@ foreach(file IN LISTS example_mains)
     add_executable(example_${name} ${sources})
     ferry_example_target(example_${name} "${name}")
     target_compile_definitions(example_${name} PRIVATE _GNU_SOURCE)
-    target_link_libraries(example_${name} PRIVATE
+    target_compile_options(example_${name} PRIVATE -Wshadow
+        -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wpointer-arith
+        -Wundef -Wwrite-strings)
+    target_link_libraries(example_${name} PRIVATE ferry::curl
         ggml::ggml ggml::ggml-base ggml::ggml-cpu)
 endforeach()
 
