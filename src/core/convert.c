@@ -26,22 +26,22 @@ static float f32_of(uint32_t bits)
 
 /* ---- CPU ---- */
 
-static atomic_int portable_only;
+static atomic_bool cpu_portable;
 
 bool ferry__cpu_fast(void)
 {
 #if FERRY__X86
     /* Every processor with AVX2 has F16C, which clang 14 cannot ask for. */
-    return atomic_load_explicit(&portable_only, memory_order_relaxed) == 0 &&
+    return !atomic_load_explicit(&cpu_portable, memory_order_relaxed) &&
            __builtin_cpu_supports("avx2");
 #else
     return false;
 #endif
 }
 
-void ferry__cpu_limit(bool on)
+void ferry__cpu_limit(bool portable_only)
 {
-    atomic_store_explicit(&portable_only, on, memory_order_relaxed);
+    atomic_store_explicit(&cpu_portable, portable_only, memory_order_relaxed);
 }
 
 /* ---- one element ---- */
