@@ -35,10 +35,13 @@ def want() -> dict[str, str]:
     return stored.digests(model_files.open_model(str(MODEL)), 3, 1, "bf16")
 
 
-@pytest.fixture(params=["inplace", "staged"])
-def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=["inplace", "staged"])
+def server(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Server]:
+    """One server for all faults: each test leaves it right or fails."""
     with Server(
-        tmp_path, MODEL, "--load-format", "dummy", "--serve-unsynced",
+        tmp_path_factory.mktemp("serve"), MODEL, "--load-format", "dummy", "--serve-unsynced",
         "--tensor-parallel-size", "3", "--kernel-format", "bf16",
         "--max-num-seqs", "2", "--max-model-len", "256", "--threads", "1",
         "--commit", request.param, *BOUNDS,
@@ -79,7 +82,17 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
+def no_call_runs(server: Server, timeout: float = 20) -> None:
+    deadline = time.monotonic() + timeout
+    while server.status()["running_call"]:
+        assert time.monotonic() < deadline, server.status()
+        time.sleep(0.02)
+
+
 def next_round_is_right(server: Server, want: dict[str, str]) -> None:
+    # A rank that was stopped is given up within a bound; until then a new
+    # trainer is told that an update is running.
+    no_call_runs(server)
     server.wait_up()
     push(MODEL, server.url, version="after")
     assert server.checksums() == want
@@ -103,16 +116,14 @@ def ends_within(process: subprocess.Popen[str], seconds: float) -> str:
 
 def test_trainer_killed_in_the_middle(server: Server, want: dict[str, str]) -> None:
     before, segments = server.checksums(), shm()
+    failed = server.status()["rounds_failed"]
     process = start_push(server)
     wait_for(server, "update_weights", 1 << 20)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 10
-    while server.status()["running_call"] and time.monotonic() < deadline:
-        time.sleep(0.05)
+    no_call_runs(server, 10)
     status = server.status()
-    assert status["running_call"] is None
-    assert status["rounds_failed"] == 1 and status["last_failure"]
+    assert status["rounds_failed"] == failed + 1 and status["last_failure"]
     if status["commit"] == "staged":
         assert server.checksums() == before
         assert server.get("/health").json["ready"] is True
@@ -160,7 +171,7 @@ def test_rank_killed_while_idle_and_at_finish(
     push(MODEL, server.url, version="v1")
     os.kill(server.rank_pids()[0], signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while server.status()["replicas"][0]["restarts"] == 0:
+    while server.get("/health").code == 200:
         server.post("/v1/completions", {"prompt": [1], "max_tokens": 1})
         assert time.monotonic() < deadline
     server.wait_up()
@@ -220,9 +231,7 @@ def test_o50_twenty_killed_trainers_leave_no_segment(
             wait_for(server, "update_weights", (n % 5) << 20)
             process.kill()
             process.communicate()
-            deadline = time.monotonic() + 10
-            while server.status()["running_call"] and time.monotonic() < deadline:
-                time.sleep(0.01)
+            no_call_runs(server, 10)
         push(MODEL, server.url, version="after")
         assert server.checksums() == want
         assert shm() == segments
