@@ -8,37 +8,47 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NO_STEP SIZE_MAX
+
 typedef struct write {
-    size_t slot, id;
+    size_t slot, step, id;
     const int64_t *start, *count;
 } write;
+
+static int compare(size_t a, size_t b)
+{
+    return (a > b) - (a < b);
+}
 
 static int by_slot(const void *a, const void *b)
 {
     const write *x = a, *y = b;
-    return (x->slot > y->slot) - (x->slot < y->slot);
+    int order = compare(x->slot, y->slot);
+    if (order == 0)
+        order = compare(x->step, y->step);
+    return order != 0 ? order : compare(x->id, y->id);
 }
 
-/* Parameters named twice in `ids` count once. */
+static int by_id(const void *a, const void *b)
+{
+    return compare(*(const size_t *)a, *(const size_t *)b);
+}
+
+/* The writes of sorted ids, of which repeated ones count once. */
 static size_t collect(const ferry__plan *plan, const size_t *ids, size_t count,
-                      bool *seen_id, bool *seen_step, write *out)
+                      write *out)
 {
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
         const ferry__baked *b = &plan->baked[ids[i]];
-        if (seen_id[ids[i]])
+        if (i > 0 && ids[i] == ids[i - 1])
             continue;
-        seen_id[ids[i]] = true;
         for (size_t k = b->first; k < b->first + b->count; k++) {
             const ferry__entry *e = &plan->entries[k];
             if (e->kind == FERRY__ENTRY_TIED)
                 continue;
-            if (e->kind == FERRY__ENTRY_STEP) {
-                if (seen_step[e->step])
-                    continue;
-                seen_step[e->step] = true;
-            }
             out[n].slot = e->slot;
+            out[n].step = e->kind == FERRY__ENTRY_STEP ? e->step : NO_STEP;
             out[n].id = ids[i];
             out[n].start = e->dst_start;
             out[n].count = e->dst_count;
@@ -46,6 +56,20 @@ static size_t collect(const ferry__plan *plan, const size_t *ids, size_t count,
         }
     }
     return n;
+}
+
+/* Inputs of one step stand side by side once sorted; the first stays. */
+static size_t drop_repeated_steps(write *writes, size_t n)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        bool again = kept > 0 && writes[i].step != NO_STEP &&
+                     writes[i].step == writes[kept - 1].step &&
+                     writes[i].slot == writes[kept - 1].slot;
+        if (!again)
+            writes[kept++] = writes[i];
+    }
+    return kept;
 }
 
 static ferry_status check_slots(const ferry__plan *plan, const write *writes,
@@ -71,22 +95,28 @@ static ferry_status check_slots(const ferry__plan *plan, const write *writes,
     return FERRY_OK;
 }
 
+/* Costs by the parameters asked about, not by the plan's size: an update may
+ * bring one parameter a call. */
 ferry_status ferry__plan_check_overlap(const ferry__plan *plan,
                                        const size_t *ids, size_t count)
 {
-    size_t most = plan->n_entries - plan->n_dead;
-    bool *seen_id = ferry__alloc_array(plan->n_baked, sizeof(*seen_id));
-    bool *seen_step = ferry__alloc_array(plan->n_steps, sizeof(*seen_step));
+    size_t most = 0;
+    if (count == 0)
+        return FERRY_OK;
+    for (size_t i = 0; i < count; i++)
+        most += plan->baked[ids[i]].count;
+    size_t *sorted = ferry__alloc_array(count, sizeof(*sorted));
     write *writes = ferry__alloc_array(most, sizeof(*writes));
     ferry__cell *cells = ferry__alloc_array(most, sizeof(*cells));
     ferry_status st = FERRY_ENOMEM;
-    if (seen_id && seen_step && writes && cells) {
-        size_t n = collect(plan, ids, count, seen_id, seen_step, writes);
+    if (sorted && writes && cells) {
+        memcpy(sorted, ids, count * sizeof(*sorted));
+        qsort(sorted, count, sizeof(*sorted), by_id);
+        size_t n = collect(plan, sorted, count, writes);
         qsort(writes, n, sizeof(*writes), by_slot);
-        st = check_slots(plan, writes, n, cells);
+        st = check_slots(plan, writes, drop_repeated_steps(writes, n), cells);
     }
-    ferry__free(seen_id);
-    ferry__free(seen_step);
+    ferry__free(sorted);
     ferry__free(writes);
     ferry__free(cells);
     return st;
