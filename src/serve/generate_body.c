@@ -186,6 +186,40 @@ static bool check_length(ferry__exchange *x, const char *where,
     return true;
 }
 
+/* Text to ids, with the token that the checkpoint puts before every text. */
+static bool encode_prompt(ferry__exchange *x, json_t *prompt, const char *where,
+                          const char *field, ferry__request *r)
+{
+    int32_t bos, *ids = NULL;
+    size_t n = 0;
+    ferry_status st;
+
+    if (r->tokenizer == NULL)
+        return invalid(x, where, field,
+                       "this server has no tokenizer: send token ids");
+    st = ferry__tokenizer_encode(r->tokenizer, json_string_value(prompt),
+                                 json_string_length(prompt), &ids, &n);
+    if (st < 0) {
+        ferry__reply_status(x, st);
+        return false;
+    }
+    r->prompt =
+        n < INT32_MAX - 1 ? ferry__alloc_array(n + 1, sizeof *r->prompt) : NULL;
+    if (r->prompt == NULL) {
+        ferry_free(ids);
+        ferry__reply_status(x, FERRY_ENOMEM);
+        return false;
+    }
+    bos = ferry__tokenizer_bos(r->tokenizer);
+    if (bos >= 0 && (n == 0 || ids[0] != bos))
+        r->prompt[r->n_prompt++] = bos;
+    if (n > 0)
+        memcpy(r->prompt + r->n_prompt, ids, n * sizeof *ids);
+    r->n_prompt += (int32_t)n;
+    ferry_free(ids);
+    return true;
+}
+
 bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *where,
                         ferry__request *r)
 {
@@ -198,22 +232,8 @@ bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *where,
                       &r->prompt, &r->n_prompt))
             return false;
     } else if (json_is_string(prompt)) {
-        size_t n = 0;
-        ferry_status st;
-
-        if (r->tokenizer == NULL)
-            return invalid(x, where, field,
-                           "this server has no tokenizer: send token ids");
-        st =
-            ferry__tokenizer_encode(r->tokenizer, json_string_value(prompt),
-                                    json_string_length(prompt), &r->prompt, &n);
-        if (st < 0) {
-            ferry__reply_status(x, st);
+        if (!encode_prompt(x, prompt, where, field, r))
             return false;
-        }
-        if (n > INT32_MAX)
-            return invalid(x, where, field, "the prompt is too long");
-        r->n_prompt = (int32_t)n;
     } else {
         return invalid(x, where, field,
                        "Input should be text or a list of token ids");
