@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The round, carried to every rank of every replica.
- * A commit happens on all ranks or, when one of them is not prepared, on
- * none. Invariant: the version changes here and nowhere else. */
+/* The round, carried to every rank of every replica: init, start, update,
+ * abort, and what ends a round. Its finish is in control_finish.c.
+ * Invariant: the version changes in ferry__control_label and nowhere else. */
+#include "serve/control.h"
+
 #include "base/alloc.h"
 #include "base/log.h"
 #include "serve/rank_call.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+
+/* How long an abort waits for the call that it ends. Ranks let go within
+ * their waiting slice; the client itself waits 5 s for an abort. */
+#define ABORT_WAIT_MS 4000
 
 static void refresh_all(ferry__server *s)
 {
@@ -32,8 +37,8 @@ static void round_gates(ferry__server *s, bool close)
     }
 }
 
-static void round_end(ferry__server *s, bool finished, double stop_ms,
-                      const char *line)
+void ferry__control_round_end(ferry__server *s, bool finished, double stop_ms,
+                              const char *line)
 {
     double ms = (double)(ferry__now_ns() - s->round_started_ns) * 1e-6;
 
@@ -41,6 +46,8 @@ static void round_end(ferry__server *s, bool finished, double stop_ms,
     refresh_all(s);
     round_gates(s, false);
     pthread_mutex_lock(&s->lock);
+    s->prepared = false;
+    s->content++;
     if (finished) {
         s->rounds_finished++;
         s->last_round_ms = ms;
@@ -54,15 +61,14 @@ static void round_end(ferry__server *s, bool finished, double stop_ms,
     ferry__metrics_round(&s->metrics, finished, stop_ms * 1e-3);
 }
 
-/* A failed round: every rank lets go of it. Keeps the recorded line. */
-static ferry_status round_failed(ferry__server *s, ferry_status st)
+ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st)
 {
     char line[1024];
 
     snprintf(line, sizeof line, "%s", ferry_last_error());
     ferry__rank_call_abort(s);
     if (s->round_open)
-        round_end(s, false, 0, line);
+        ferry__control_round_end(s, false, 0, line);
     ferry__log(FERRY_LOG_ERROR, "weight update failed: %s", line);
     return ferry__fail_line(st, line);
 }
@@ -77,7 +83,7 @@ ferry_status ferry__control_init(ferry__server *s, const char *init_info)
      * left open. */
     if (st == FERRY_OK && s->round_open) {
         ferry_fail(FERRY_ECANCELED, "a new trainer initialised the transfer");
-        (void)round_failed(s, FERRY_ECANCELED);
+        (void)ferry__control_round_failed(s, FERRY_ECANCELED);
     }
     if (st == FERRY_OK)
         st = ferry__rank_call(s, FERRY__RANK_INIT, init_info, NULL);
@@ -103,7 +109,7 @@ ferry_status ferry__control_start(ferry__server *s, bool draft)
             s->round_open = true;
             s->round_started_ns = ferry__now_ns();
         } else {
-            st = round_failed(s, st);
+            st = ferry__control_round_failed(s, st);
         }
     }
     ferry__rank_call_end(s);
@@ -118,17 +124,31 @@ ferry_status ferry__control_update(ferry__server *s, const char *update_info)
     if (!s->round_open) {
         st = ferry_fail(FERRY_EORDER, "start_weight_update must be called "
                                       "before update_weights.");
+    } else if (ferry__control_is_prepared(s)) {
+        st = ferry_fail(FERRY_EORDER,
+                        "update_weights came after prepare_weight_update: "
+                        "commit or abort first.");
     } else {
         round_gates(s, true);
         st = ferry__rank_call(s, FERRY__RANK_UPDATE, update_info, NULL);
         if (st < 0)
-            st = round_failed(s, st);
+            st = ferry__control_round_failed(s, st);
     }
     ferry__rank_call_end(s);
     return st;
 }
 
-static void set_version_locked(ferry__server *s, const char *version)
+bool ferry__control_is_prepared(ferry__server *s)
+{
+    bool prepared;
+
+    pthread_mutex_lock(&s->lock);
+    prepared = s->prepared;
+    pthread_mutex_unlock(&s->lock);
+    return prepared;
+}
+
+void ferry__control_label(ferry__server *s, const char *version)
 {
     char *copy = ferry__strdup(version);
 
@@ -140,93 +160,55 @@ static void set_version_locked(ferry__server *s, const char *version)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Whether the round that was committed changed anything: an empty one does
- * not touch the label (H5). */
-static bool round_changed(ferry__server *s)
+/* Ends the round that is open. Under control. */
+static void end_open(ferry__server *s, ferry_status st, const char *why)
 {
-    void *bodies[FERRY__TP_MAX] = {0};
-    size_t sizes[FERRY__TP_MAX] = {0};
-    bool changed = true;
-
-    if (ferry__replica_exchange(&s->replicas[0], FERRY__RANK_STATUS, NULL, 0,
-                                30000, bodies, sizes) == FERRY_OK) {
-        json_t *o = json_loadb(bodies[0], sizes[0], 0, NULL);
-        json_t *n = json_object_get(json_object_get(o, "counters"), "n_params");
-
-        changed = !json_is_integer(n) || json_integer_value(n) > 0;
-        json_decref(o);
-    }
-    for (int i = 0; i < FERRY__TP_MAX; i++)
-        ferry__free(bodies[i]);
-    return changed;
-}
-
-/* Commits on all ranks while no step runs; the label changes with them. */
-static ferry_status commit_all(ferry__server *s, const char *version)
-{
-    int64_t start = ferry__now_ns();
-    bool changed = round_changed(s);
-    ferry_status st;
-    double ms;
-
-    for (int32_t i = 0; i < s->options->dp_size; i++)
-        ferry__replica_gate_close(&s->replicas[i]);
-    st = ferry__rank_call(s, FERRY__RANK_COMMIT, version == NULL ? "" : version,
-                          NULL);
-    if (st == FERRY_OK && version != NULL && changed)
-        set_version_locked(s, version);
-    ms = (double)(ferry__now_ns() - start) * 1e-6;
-    if (st == FERRY_OK)
-        round_end(s, true, ms, NULL);
-    for (int32_t i = 0; i < s->options->dp_size; i++)
-        ferry__replica_gate_open(&s->replicas[i]);
-    return st;
-}
-
-static ferry_status finish(ferry__server *s, const char *what, bool prepare,
-                           bool commit, const char *version)
-{
-    ferry_status st = FERRY_OK;
-
-    FERRY_TRY(ferry__rank_call_begin(s, what));
-    if (!s->round_open)
-        st = ferry_fail(FERRY_EORDER, "finish_weight_update called without a "
-                                      "matching start_weight_update.");
-    if (st == FERRY_OK && prepare)
-        st = ferry__rank_call(s, FERRY__RANK_PREPARE, NULL, NULL);
-    if (st == FERRY_OK && commit)
-        st = commit_all(s, version);
-    if (st < 0 && s->round_open)
-        st = round_failed(s, st);
-    ferry__rank_call_end(s);
-    return st;
-}
-
-ferry_status ferry__control_finish(ferry__server *s, const char *version)
-{
-    return finish(s, "finish_weight_update", true, true, version);
-}
-
-ferry_status ferry__control_prepare(ferry__server *s)
-{
-    return finish(s, "prepare_weight_update", true, false, NULL);
-}
-
-ferry_status ferry__control_commit(ferry__server *s, const char *version)
-{
-    return finish(s, "commit_weight_update", false, true, version);
+    /* A start that was under way opened it after the ranks were told. */
+    ferry__rank_call_abort(s);
+    ferry_fail(st, "%s", why);
+    ferry__log(FERRY_LOG_WARN, "weight update ended: %s", why);
+    ferry__control_round_end(s, false, 0, why);
 }
 
 ferry_status ferry__control_abort(ferry__server *s)
 {
-    /* First without the control lock: an update that holds it must end. */
+    struct timespec until =
+        ferry__timespec_at(ferry__now_ns() + ABORT_WAIT_MS * INT64_C(1000000));
+
+    /* First without the control lock: an update that holds it must end. An
+     * answer before it did would let the next trainer meet it. */
     ferry__rank_call_abort(s);
-    if (pthread_mutex_trylock(&s->control) != 0)
-        return FERRY_OK; /* the running call ends the round itself */
+    if (pthread_mutex_clocklock(&s->control, CLOCK_MONOTONIC, &until) != 0) {
+        const char *running;
+
+        pthread_mutex_lock(&s->lock);
+        running = s->running;
+        pthread_mutex_unlock(&s->lock);
+        return ferry_fail(FERRY_ETIMEOUT,
+                          "abort_weight_update: %s has not ended within %d ms",
+                          running == NULL ? "a weight call" : running,
+                          ABORT_WAIT_MS);
+    }
     if (s->round_open)
-        round_end(s, false, 0, "aborted by the trainer");
+        end_open(s, FERRY_ECANCELED, "aborted by the trainer");
     pthread_mutex_unlock(&s->control);
     return FERRY_OK;
+}
+
+void ferry__control_reap(ferry__server *s)
+{
+    int64_t bound_ms = ferry__rank_bound_ms(s);
+    char why[128];
+
+    if (pthread_mutex_trylock(&s->control) != 0)
+        return; /* a call runs, which has bounds of its own */
+    snprintf(why, sizeof why,
+             "its trainer did not finish the weight update within %lld ms",
+             (long long)bound_ms);
+    if (s->round_open &&
+        ferry__now_ns() - s->round_started_ns > bound_ms * 1000000)
+        end_open(s, FERRY_ETIMEOUT, why);
+    pthread_mutex_unlock(&s->control);
 }
 
 ferry_status ferry__control_shutdown(ferry__server *s)
@@ -245,7 +227,7 @@ ferry_status ferry__control_shutdown(ferry__server *s)
 
 ferry_status ferry__control_set_version(ferry__server *s, const char *version)
 {
-    set_version_locked(s, version);
+    ferry__control_label(s, version);
     for (int32_t i = 0; i < s->options->dp_size; i++) {
         bool up;
 

@@ -10,7 +10,7 @@ static ferry_status gather(ferry__server *s, const char *what,
 {
     ferry_status st;
 
-    FERRY_TRY(ferry__rank_call_begin(s, what));
+    FERRY_TRY(ferry__rank_ask_begin(s, what));
     a->bodies =
         ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *a->bodies);
     a->sizes =
@@ -82,6 +82,7 @@ ferry_status ferry__control_plan(ferry__server *s, char **out_json)
     }
     return ferry__str_take(&out, out_json);
 }
+
 ferry_status ferry__control_reset(ferry__server *s)
 {
     ferry_status st;
@@ -94,6 +95,9 @@ ferry_status ferry__control_reset(ferry__server *s)
         for (int32_t i = 0; i < s->options->dp_size; i++)
             ferry__replica_gate_close(&s->replicas[i]);
         st = ferry__rank_call(s, FERRY__RANK_RESET, NULL, NULL);
+        pthread_mutex_lock(&s->lock);
+        s->content++;
+        pthread_mutex_unlock(&s->lock);
         for (int32_t i = 0; i < s->options->dp_size; i++)
             ferry__replica_gate_open(&s->replicas[i]);
     }

@@ -12,42 +12,73 @@
 #define REPLICA_UP_MS       60000
 #define DEFAULT_DEADLINE_MS 300000
 #define DEADLINE_SLACK_MS   5000
-#define ABORT_TIMEOUT_MS 5000
+#define ABORT_TIMEOUT_MS    5000
+#define ASK_WAIT_MS         60000
 
 int32_t ferry__rank_world(const ferry__server *s)
 {
     return s->options->dp_size * s->options->tp_size;
 }
-ferry_status ferry__rank_call_begin(ferry__server *s, const char *what)
+
+static const char *running_call(ferry__server *s, bool *out_asking)
 {
     const char *running;
 
-    if (pthread_mutex_trylock(&s->control) != 0) {
-        pthread_mutex_lock(&s->lock);
-        running = s->running;
-        pthread_mutex_unlock(&s->lock);
-        return ferry_fail(FERRY_EBUSY, "%s refused: %s is running", what,
-                          running == NULL ? "another weight call" : running);
+    pthread_mutex_lock(&s->lock);
+    running = s->running;
+    *out_asking = s->asking;
+    pthread_mutex_unlock(&s->lock);
+    return running == NULL ? "another weight call" : running;
+}
+
+static ferry_status begin(ferry__server *s, const char *what, bool asking)
+{
+    ferry__deadline d = ferry__deadline_in(ASK_WAIT_MS);
+
+    while (pthread_mutex_trylock(&s->control) != 0) {
+        bool waits;
+        const char *running = running_call(s, &waits);
+
+        if (!waits || ferry__deadline_passed(&d))
+            return ferry_fail(FERRY_EBUSY, "%s refused: %s is running", what,
+                              running);
+        ferry__sleep_ms(2);
     }
     pthread_mutex_lock(&s->lock);
     s->running = what;
+    s->asking = asking;
     pthread_mutex_unlock(&s->lock);
     return FERRY_OK;
+}
+
+ferry_status ferry__rank_call_begin(ferry__server *s, const char *what)
+{
+    return begin(s, what, false);
+}
+
+ferry_status ferry__rank_ask_begin(ferry__server *s, const char *what)
+{
+    return begin(s, what, true);
 }
 
 void ferry__rank_call_end(ferry__server *s)
 {
     pthread_mutex_lock(&s->lock);
     s->running = NULL;
+    s->asking = false;
     pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->control);
 }
+
+int64_t ferry__rank_bound_ms(const ferry__server *s)
+{
+    return s->options->deadline_ms > 0 ? s->options->deadline_ms
+                                       : DEFAULT_DEADLINE_MS;
+}
+
 static int64_t call_bound_ms(const ferry__server *s)
 {
-    int64_t ms = s->options->deadline_ms > 0 ? s->options->deadline_ms
-                                             : DEFAULT_DEADLINE_MS;
-
-    return ms + DEADLINE_SLACK_MS;
+    return ferry__rank_bound_ms(s) + DEADLINE_SLACK_MS;
 }
 
 static void note(ferry__answers *a, ferry_status st)
@@ -142,6 +173,8 @@ static void collect(ferry__server *s, bool *pending, ferry__answers *a,
                                     r->index, i % s->options->tp_size, reason)
                        : receive_one(s, i, a, &w);
             pending[i] = false;
+            if (a->statuses != NULL)
+                a->statuses[i] = st;
             if (fds != NULL)
                 fds[i].fd = -1;
             left--;
@@ -183,6 +216,8 @@ ferry_status ferry__rank_call(ferry__server *s, ferry__rank_kind kind,
             ferry__fail_prefix(st, "replica %d rank %d (pid %d)", r->index,
                                rank, r->ranks.pids[rank]);
             note(a, FERRY_EPEER);
+            if (a->statuses != NULL)
+                a->statuses[i] = FERRY_EPEER;
             ferry__replica_lost(r, a->line);
         }
     }
@@ -193,6 +228,7 @@ ferry_status ferry__rank_call(ferry__server *s, ferry__rank_kind kind,
         return ferry__fail_line(a->first, a->line);
     return FERRY_OK;
 }
+
 ferry_status ferry__rank_call_wait_up(ferry__server *s)
 {
     for (int32_t i = 0; i < s->options->dp_size; i++)

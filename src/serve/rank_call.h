@@ -13,13 +13,19 @@ typedef struct ferry__answers {
     char line[1024];
     void **bodies; /* NULL, or one owned text a rank */
     size_t *sizes;
+    ferry_status *statuses; /* NULL, or one a rank */
 } ferry__answers;
 
 /* Ranks of all replicas. */
 int32_t ferry__rank_world(const ferry__server *s);
+/* How long one round may take, in milliseconds. */
+int64_t ferry__rank_bound_ms(const ferry__server *s);
 /* Takes server.control for the call `what`, or FERRY_EBUSY naming the one
- * that runs. */
+ * that runs. One that only asks is waited for: a monitor must not make a
+ * trainer's round fail. */
 ferry_status ferry__rank_call_begin(ferry__server *s, const char *what);
+/* The same for a call that only asks. */
+ferry_status ferry__rank_ask_begin(ferry__server *s, const char *what);
 void ferry__rank_call_end(ferry__server *s);
 /* Waits until all replicas are up. */
 ferry_status ferry__rank_call_wait_up(ferry__server *s);

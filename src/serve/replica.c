@@ -161,7 +161,9 @@ void ferry__replica_lost(ferry__replica *r, const char *line)
         bool changed, stopping;
 
         pthread_mutex_lock(&r->server->lock);
-        changed = r->server->rounds_finished > 0;
+        changed = r->server->rounds_finished > 0 || r->server->prepared ||
+                  r->server->options->join != NULL;
+        r->server->content++;
         stopping = r->server->stopping;
         pthread_mutex_unlock(&r->server->lock);
         ferry__log(stopping ? FERRY_LOG_DEBUG : FERRY_LOG_ERROR,
@@ -201,7 +203,7 @@ void ferry__replica_gate_close(ferry__replica *r)
     pthread_mutex_lock(&r->lock);
     r->gates++;
     /* A step is bounded by its own timeout, so this wait is too. */
-    while (r->stepping)
+    while (r->stepping || r->readers > 0)
         ferry__cond_wait_until(&r->cond, &r->lock, ferry__now_ns() + 100000000);
     pthread_mutex_unlock(&r->lock);
 }
@@ -284,6 +286,8 @@ void ferry__replica_refresh(ferry__replica *r)
         json_t *o =
             bodies[i] == NULL ? NULL : json_loadb(bodies[i], sizes[i], 0, NULL);
 
+        ferry__history_rank(&r->server->history,
+                            r->index * r->server->options->tp_size + i, o);
         if (serving && !json_is_true(json_object_get(o, "serving"))) {
             const char *why = json_string_value(json_object_get(o, "reason"));
 

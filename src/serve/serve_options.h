@@ -21,6 +21,12 @@ typedef struct ferry__serve_options {
     int32_t port;            /* 0 picks one */
     const char *port_file;   /* NULL, or where the port is written */
     const char *api_key;     /* NULL: no token */
+    const char *weight_key;  /* token of the weight routes; NULL: api_key */
+    const char *tls_cert, *tls_key; /* PEM files; NULL: plain HTTP */
+    int64_t request_timeout_ms;     /* for a request to arrive */
+    int32_t per_address;            /* connections of one address */
+    const char *join;               /* NULL, or the server to copy from */
+    const char *join_key, *join_ca; /* its token and CA; may be NULL */
     char *backend;           /* owned; NULL: no weight routes */
     ferry__load_format load_format;
     ferry_dtype kernel;

@@ -94,6 +94,8 @@ static ferry_status server_init(ferry__server *s)
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->spawner_lock, NULL);
     ferry__metrics_init(&s->metrics);
+    FERRY_TRY(ferry__history_init(&s->history, s->options->tp_size,
+                                  s->options->dp_size));
     s->version = ferry__strdup("default");
     s->replicas =
         ferry__alloc_array((size_t)s->options->dp_size, sizeof *s->replicas);
@@ -112,6 +114,7 @@ static void server_free(ferry__server *s)
     for (int32_t i = 0; s->replicas != NULL && i < s->options->dp_size; i++)
         ferry__replica_destroy(&s->replicas[i]);
     ferry__spawner_stop(&s->spawner);
+    ferry__history_free(&s->history);
     ferry__free(s->replicas);
     ferry__free(s->version);
     ferry__free(s->last_failure);
@@ -157,10 +160,21 @@ static void release_requests(ferry__server *s)
     }
 }
 
+/* Until a signal comes; meanwhile, looks for rounds that were left open. */
+static int wait_for_end(ferry__server *s, const sigset_t *ends)
+{
+    const struct timespec second = {1, 0};
+    int number;
+
+    while ((number = sigtimedwait(ends, NULL, &second)) < 0)
+        ferry__control_reap(s);
+    return number;
+}
+
 static ferry_status serve(ferry__server *s, const sigset_t *ends)
 {
     struct MHD_Daemon *daemon = NULL;
-    int signal_number = 0;
+    int signal_number;
 
     FERRY_TRY(server_init(s));
     FERRY_TRY(open_tokenizer(s));
@@ -171,7 +185,7 @@ static ferry_status serve(ferry__server *s, const sigset_t *ends)
         return FERRY_EIO;
     }
     announce(s);
-    sigwait(ends, &signal_number);
+    signal_number = wait_for_end(s, ends);
     ferry__log(FERRY_LOG_INFO, "signal %d: stopping", signal_number);
     release_requests(s);
     (void)ferry__control_abort(s);

@@ -2,11 +2,12 @@
 /* The API process: its replicas, their gates, and the weight version.
  * Locks, in the order they may be taken: server.control (one weight call at
  * a time) > server.calls >
- * replica.lock > replica.step_io > server.lock.
+ * replica.lock > replica.step_io > server.lock > history.lock.
  * Invariant: while a gate is closed no step runs on that replica. */
 #ifndef FERRY_SERVE_SERVER_H
 #define FERRY_SERVE_SERVER_H
 
+#include "serve/history.h"
 #include "serve/metrics.h"
 #include "serve/request.h"
 #include "serve/spawner.h"
@@ -37,6 +38,7 @@ typedef struct ferry__replica {
     char reason[512]; /* why not up, or not serving */
     int32_t gates;    /* closed while > 0 */
     bool stepping;
+    int32_t readers; /* of stored bytes; a closing gate waits for them */
     bool stop;
     ferry__request *queue, **queue_tail; /* waiting for a slot */
     int32_t n_queued;
@@ -53,6 +55,7 @@ typedef struct ferry__server {
     pthread_mutex_t spawner_lock;
     ferry__replica *replicas; /* dp_size */
     ferry__metrics metrics;
+    ferry__history history;
     int32_t port;
 
     pthread_mutex_t calls; /* the control sockets, for one call's length */
@@ -60,11 +63,15 @@ typedef struct ferry__server {
     /* under control */
     bool round_open;      /* between start and the round's end */
     bool gates_for_round; /* closed by an in-place round */
+    uint64_t prepared_restarts; /* of all replicas, at prepare */
 
     pthread_mutex_t lock; /* all below */
     char *version;
     ferry__pause paused;
     const char *running; /* weight call in progress, for 409 and status */
+    bool asking;         /* it only asks: others wait for it */
+    bool prepared;       /* the open round: only commit or abort may come */
+    uint64_t content;    /* counts changes of what is stored */
     char *last_failure;  /* owned; of the last failed round */
     uint64_t rounds_finished, rounds_failed;
     double last_stop_ms, last_round_ms;
@@ -120,8 +127,12 @@ ferry_status ferry__control_update(ferry__server *s, const char *update_info);
 ferry_status ferry__control_finish(ferry__server *s, const char *version);
 ferry_status ferry__control_prepare(ferry__server *s);
 ferry_status ferry__control_commit(ferry__server *s, const char *version);
-/* Idempotent; also ends an update that is running. */
+/* Idempotent; also ends an update that is running, and answers when it has
+ * let go: FERRY_ETIMEOUT when it does not within 4 s. */
 ferry_status ferry__control_abort(ferry__server *s);
+/* Ends a round that is open for longer than one may take and in which no
+ * call runs: its trainer is gone. To be called now and then. */
+void ferry__control_reap(ferry__server *s);
 ferry_status ferry__control_shutdown(ferry__server *s);
 ferry_status ferry__control_set_version(ferry__server *s, const char *version);
 /* {"dp0:pp0:pcp0:tp0:NAME": sha256, …}; owned, ferry__free. */

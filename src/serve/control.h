@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the weight calls share.
+ * Invariant: all but ferry__control_is_prepared run under server.control. */
+#ifndef FERRY_SERVE_CONTROL_H
+#define FERRY_SERVE_CONTROL_H
+
+#include "serve/server.h"
+
+/* Books the end of the open round: asks the ranks whether they may serve,
+ * opens the gates. `line` is why it failed, NULL when it did not. */
+void ferry__control_round_end(ferry__server *s, bool finished, double stop_ms,
+                              const char *line);
+/* A failed round: every rank lets go of it. Keeps the recorded line. */
+ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st);
+/* Sets the label; no other effect. */
+void ferry__control_label(ferry__server *s, const char *version);
+/* Between a prepare that worked and the end of the round. Any thread. */
+bool ferry__control_is_prepared(ferry__server *s);
+
+#endif
