@@ -158,10 +158,10 @@ static void copier_run(const copier *c, const shapes *s, const char *arena,
         size_t from = 0, to = 0;
 
         for (size_t i = 0; i < s->count; i++) {
-            size_t n = (size_t)s->params[i].shape[0] *
-                       (size_t)(s->params[i].ndim == 2 ? s->params[i].shape[1]
-                                                       : 1) *
-                       2;
+            size_t n =
+                (size_t)s->params[i].shape[0] *
+                (size_t)(s->params[i].ndim == 2 ? s->params[i].shape[1] : 1) *
+                2;
             size_t each = n / (size_t)tp_size / 64 * 64;
             const char *src = arena + from + each * (size_t)tp_rank;
 
@@ -337,8 +337,8 @@ static void report(const char *set, const char *way, double *ms, int n,
                "\"min_ms\":%.2f,\"max_ms\":%.2f,\"gb_per_s\":%.2f,"
                "\"peers\":{\"memcpy_ms\":%.2f,\"reference_ms\":%.2f},"
                "\"goal\":%s,\"ok\":%s}\n",
-               set, way, ratio, goal ? "1.15" : "null", mid, ms[0],
-               ms[n - 1], (double)bytes / mid / 1e6, base_ms, reference_ms,
+               set, way, ratio, goal ? "1.15" : "null", mid, ms[0], ms[n - 1],
+               (double)bytes / mid / 1e6, base_ms, reference_ms,
                goal ? "true" : "false",
                !goal || ratio <= GOAL_RATIO ? "true" : "false");
     } else {
@@ -385,8 +385,7 @@ static void run_set(const char *set, const shapes *s, int32_t tp_size,
     base = median(ms[0], rounds);
     reference = median(ms[1], rounds);
     report(set, "memcpy", ms[0], rounds, bytes, base, reference, false);
-    report(set, "reference loop", ms[1], rounds, bytes, base, reference,
-           false);
+    report(set, "reference loop", ms[1], rounds, bytes, base, reference, false);
     for (int m = 0; m < N_MODES; m++)
         report(set, modes[m].name, ms[m + 2], rounds, bytes, base, reference,
                m == 1);

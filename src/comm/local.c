@@ -34,8 +34,8 @@ static ferry_status slot_free(local__comm *c, const local__call *call)
 {
     for (int32_t r = 0; r < c->base.world_size; r++) {
         if (r != c->base.rank)
-            FERRY_TRY(ferry__local_await(c, call, &c->ranks[r].done,
-                                         c->step - 1, r));
+            FERRY_TRY(
+                ferry__local_await(c, call, &c->ranks[r].done, c->step - 1, r));
     }
     return FERRY_OK;
 }
@@ -56,14 +56,12 @@ static void step_done(local__comm *c)
 
 /* Waits for the slot of `rank` and checks that it holds what is wanted. */
 static ferry_status await_slot(local__comm *c, const local__call *call,
-                               int32_t rank, uint64_t what,
-                               size_t size_bytes)
+                               int32_t rank, uint64_t what, size_t size_bytes)
 {
     local__rank *other = &c->ranks[rank];
     local__tag tag;
 
-    FERRY_TRY(ferry__local_await(c, call, &other->posted, c->step + 1,
-                                 rank));
+    FERRY_TRY(ferry__local_await(c, call, &other->posted, c->step + 1, rank));
     tag = other->tags[c->step & 1];
     if (tag.what != what || tag.size_bytes != size_bytes)
         return ferry_fail(FERRY_EMISMATCH,
@@ -105,8 +103,7 @@ static ferry_status broadcast_step(local__comm *c, const local__call *call,
 }
 
 static ferry_status broadcast_all(local__comm *c, const local__call *call,
-                                  char *bytes, size_t size_bytes,
-                                  int32_t root)
+                                  char *bytes, size_t size_bytes, int32_t root)
 {
     size_t at = 0;
 
@@ -138,17 +135,17 @@ static ferry_status local_broadcast(ferry__comm *comm, void *bytes,
 
 /* out[i] = out[i] op in[i]. Integers wrap; MAX keeps the earlier of two that
  * do not compare, so NaN handling is the same on all ranks. */
-#define REDUCE_LOOP(type, sum_type)                                           \
-    do {                                                                      \
-        type *o = out;                                                        \
-        const type *x = in;                                                   \
-        if (op == FERRY__REDUCE_SUM) {                                        \
-            for (size_t i = 0; i < count; i++)                                \
-                o[i] = (type)((sum_type)o[i] + (sum_type)x[i]);               \
-        } else {                                                              \
-            for (size_t i = 0; i < count; i++)                                \
-                o[i] = x[i] > o[i] ? x[i] : o[i];                             \
-        }                                                                     \
+#define REDUCE_LOOP(type, sum_type)                                            \
+    do {                                                                       \
+        type *o = out;                                                         \
+        const type *x = in;                                                    \
+        if (op == FERRY__REDUCE_SUM) {                                         \
+            for (size_t i = 0; i < count; i++)                                 \
+                o[i] = (type)((sum_type)o[i] + (sum_type)x[i]);                \
+        } else {                                                               \
+            for (size_t i = 0; i < count; i++)                                 \
+                o[i] = x[i] > o[i] ? x[i] : o[i];                              \
+        }                                                                      \
     } while (0)
 
 static void reduce_into(void *out, const void *in, size_t count,
@@ -193,8 +190,7 @@ static ferry_status exchange(local__comm *c, const local__call *call,
                              uint64_t what)
 {
     FERRY_TRY(slot_free(c, call));
-    copy_bytes(ferry__local_slot(c, c->base.rank, c->step), bytes,
-               size_bytes);
+    copy_bytes(ferry__local_slot(c, c->base.rank, c->step), bytes, size_bytes);
     post(c, what, size_bytes);
     for (int32_t q = 0; q < c->base.world_size; q++) {
         if (q != c->base.rank)
@@ -219,8 +215,7 @@ static size_t share_of(const local__comm *c, const reduction *r, int32_t q,
 
 /* Two steps: every rank reduces its share, then all take all shares. */
 static ferry_status reduce_shares(local__comm *c, const local__call *call,
-                                  const reduction *r, char *data,
-                                  size_t piece)
+                                  const reduction *r, char *data, size_t piece)
 {
     size_t at, size = share_of(c, r, c->base.rank, piece, &at);
 
@@ -234,8 +229,7 @@ static ferry_status reduce_shares(local__comm *c, const local__call *call,
     for (int32_t q = 0; q < c->base.world_size; q++) {
         if (q == c->base.rank)
             continue;
-        FERRY_TRY(await_slot(c, call, q, tag_what(OP_SHARE, r->detail),
-                             piece));
+        FERRY_TRY(await_slot(c, call, q, tag_what(OP_SHARE, r->detail), piece));
         size = share_of(c, r, q, piece, &at);
         copy_bytes(data + at, ferry__local_slot(c, q, c->step), size);
     }
@@ -257,8 +251,8 @@ static ferry_status reduce_all(local__comm *c, const local__call *call,
         } else {
             char *out = data ? data + at : NULL;
 
-            FERRY_TRY(exchange(c, call, out, piece,
-                               tag_what(OP_REDUCE, r->detail)));
+            FERRY_TRY(
+                exchange(c, call, out, piece, tag_what(OP_REDUCE, r->detail)));
             reduce_slots(c, r, out, 0, piece);
             step_done(c);
         }
@@ -293,8 +287,7 @@ static ferry_status local_all_reduce(ferry__comm *comm, void *data,
 }
 
 static ferry_status gather_all(local__comm *c, const local__call *call,
-                               const char *bytes, size_t size_bytes,
-                               char *out)
+                               const char *bytes, size_t size_bytes, char *out)
 {
     size_t at = 0;
 
@@ -454,8 +447,13 @@ static void local_close(ferry__comm *comm)
     ferry__free(c);
 }
 
-const ferry__comm_ops ferry__local_ops = {
-    sizeof(ferry__comm_ops), "local",      local_broadcast,
-    local_all_reduce,        local_all_gather, local_barrier,
-    local_send,              local_recv,   local_abort,
-    local_close};
+const ferry__comm_ops ferry__local_ops = {sizeof(ferry__comm_ops),
+                                          "local",
+                                          local_broadcast,
+                                          local_all_reduce,
+                                          local_all_gather,
+                                          local_barrier,
+                                          local_send,
+                                          local_recv,
+                                          local_abort,
+                                          local_close};

@@ -18,14 +18,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAGIC 0x4d4d4f43u /* "COMM" */
-#define VERSION 1u
-#define PAGE 4096u
-#define WORLD_MAX 256
+#define MAGIC        0x4d4d4f43u /* "COMM" */
+#define VERSION      1u
+#define PAGE         4096u
+#define WORLD_MAX    256
 #define SLOT_DEFAULT ((size_t)1 << 20)
-#define SLOT_MIN ((size_t)64)
-#define PAIR_MAX ((size_t)64 << 10)
-#define SLICE_MS 100
+#define SLOT_MIN     ((size_t)64)
+#define PAIR_MAX     ((size_t)64 << 10)
+#define SLICE_MS     100
 
 typedef struct layout {
     size_t ranks, pairs, slots, pieces, total;
@@ -45,8 +45,7 @@ static bool append(size_t *at, size_t count, size_t bytes)
 {
     size_t product, end;
 
-    if (!ferry__mul(count, bytes, &product) ||
-        !ferry__add(*at, product, &end))
+    if (!ferry__mul(count, bytes, &product) || !ferry__add(*at, product, &end))
         return false;
     return align_up(end, PAGE, at);
 }
@@ -96,8 +95,7 @@ ferry_status ferry__comm_local_create(int32_t world_size, size_t slot_bytes,
                           "local group: %d ranks with slots of %zu bytes do "
                           "not fit",
                           world_size, slot_bytes);
-    FERRY_TRY(ferry__shared_create("ferry-comm", where.total, out_fd,
-                                   &memory));
+    FERRY_TRY(ferry__shared_create("ferry-comm", where.total, out_fd, &memory));
     header = memory;
     header->version = VERSION;
     header->world_size = world_size;
@@ -264,9 +262,8 @@ static ferry_status join(local__comm *c, int fd, int32_t rank)
                           strerror(errno));
     FERRY_TRY(attach(c, c->fd));
     if (rank < 0 || rank >= c->base.world_size)
-        return ferry_fail(FERRY_EINVAL,
-                          "local group: rank %d of a world of %d", rank,
-                          c->base.world_size);
+        return ferry_fail(FERRY_EINVAL, "local group: rank %d of a world of %d",
+                          rank, c->base.world_size);
     c->base.rank = rank;
     return claim(c);
 }
@@ -341,8 +338,8 @@ static ferry_status look_at(const local__comm *c, const char *name,
         return ferry_fail(FERRY_EPEER, "%s: rank %d (pid %d) left the group",
                           name, peer, pid);
     if (!process_alive(pid, atomic_load(&other->started)))
-        return ferry_fail(FERRY_EPEER, "%s: rank %d (pid %d) died",
-                          name, peer, pid);
+        return ferry_fail(FERRY_EPEER, "%s: rank %d (pid %d) died", name, peer,
+                          pid);
     return FERRY_OK;
 }
 
@@ -361,17 +358,17 @@ ferry_status ferry__local_enter(local__comm *c, const char *name,
                                 int64_t timeout_ms, local__call *out_call)
 {
     if (timeout_ms <= 0)
-        return ferry_fail(FERRY_EINVAL, "%s: timeout must be above 0 ms, got "
-                                        "%lld",
+        return ferry_fail(FERRY_EINVAL,
+                          "%s: timeout must be above 0 ms, got "
+                          "%lld",
                           name, (long long)timeout_ms);
     if (c->failed < 0)
         return ferry__fail_line(c->failed, c->line);
     if (atomic_load(&c->header->aborted) != 0)
         return ferry__local_break(c, fail_aborted(c, name));
     if (!still_owner(c)) {
-        ferry_fail(FERRY_EORDER, "%s: rank %d was taken over by pid %d",
-                   name, c->base.rank,
-                   atomic_load(&c->ranks[c->base.rank].pid));
+        ferry_fail(FERRY_EORDER, "%s: rank %d was taken over by pid %d", name,
+                   c->base.rank, atomic_load(&c->ranks[c->base.rank].pid));
         return ferry__local_break(c, FERRY_EORDER);
     }
     if (none_failed(c, name) < 0)
@@ -382,8 +379,7 @@ ferry_status ferry__local_enter(local__comm *c, const char *name,
 }
 
 ferry_status ferry__local_await(local__comm *c, const local__call *call,
-                                ferry__gate *gate, uint32_t want,
-                                int32_t peer)
+                                ferry__gate *gate, uint32_t want, int32_t peer)
 {
     while (!ferry__gate_reached(gate, want)) {
         int64_t left = ferry__deadline_left_ms(&call->deadline);
@@ -399,10 +395,9 @@ ferry_status ferry__local_await(local__comm *c, const local__call *call,
             break;
         FERRY_TRY(status);
         if (ferry__deadline_passed(&call->deadline))
-            return ferry_fail(FERRY_ETIMEOUT,
-                              "%s: rank %d did not come within %lld ms",
-                              call->name, peer,
-                              (long long)call->deadline.bound_ms);
+            return ferry_fail(
+                FERRY_ETIMEOUT, "%s: rank %d did not come within %lld ms",
+                call->name, peer, (long long)call->deadline.bound_ms);
     }
     return FERRY_OK;
 }

@@ -21,7 +21,7 @@ typedef struct local__header {
     int32_t world_size;
     uint32_t reserved;
     uint64_t slot_bytes, pair_bytes, total_bytes;
-    uint64_t generation; /* of the group: random */
+    uint64_t generation;      /* of the group: random */
     _Atomic uint32_t aborted; /* 1 + the aborting rank */
 } local__header;
 
@@ -43,7 +43,7 @@ typedef struct local__rank {
     ferry__gate posted; /* steps whose slot is filled */
     ferry__gate done;   /* steps that this rank needs no slot of any more */
     _Alignas(64) _Atomic uint32_t state;
-    _Atomic uint32_t owner;  /* grows with each process that takes the rank */
+    _Atomic uint32_t owner; /* grows with each process that takes the rank */
     _Atomic int32_t pid;
     _Atomic uint64_t started; /* of the process, so that a reused pid is not
                                  taken for it */
@@ -51,7 +51,7 @@ typedef struct local__rank {
 } local__rank;
 
 typedef struct local__pair {
-    ferry__gate sent, taken; /* pieces */
+    ferry__gate sent, taken;             /* pieces */
     _Alignas(64) uint64_t size_bytes[2]; /* of the message a piece is of */
 } local__pair;
 
@@ -86,8 +86,7 @@ ferry_status ferry__local_enter(local__comm *c, const char *name,
                                 int64_t timeout_ms, local__call *out_call);
 /* Waits until `gate`, which `peer` raises, has reached `want`. */
 ferry_status ferry__local_await(local__comm *c, const local__call *call,
-                                ferry__gate *gate, uint32_t want,
-                                int32_t peer);
+                                ferry__gate *gate, uint32_t want, int32_t peer);
 /* Records a failure for good and tells the others. Returns status. */
 ferry_status ferry__local_break(local__comm *c, ferry_status status);
 void ferry__local_wake_all(local__comm *c);

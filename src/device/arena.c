@@ -37,8 +37,7 @@ static ferry_status insert(const ferry__arena *arena)
     size_t at;
 
     pthread_mutex_lock(&arenas_lock);
-    status = ferry__grow(&arenas, &arenas_capacity, n_arenas,
-                         sizeof(*arenas));
+    status = ferry__grow(&arenas, &arenas_capacity, n_arenas, sizeof(*arenas));
     if (status == FERRY_OK) {
         at = first_above(arena->memory);
         memmove(arenas + at + 1, arenas + at,
@@ -75,8 +74,7 @@ static bool take_out(const void *memory, ferry__arena *out)
     return found;
 }
 
-bool ferry__arena_find(const void *memory, size_t size_bytes,
-                       ferry__arena *out)
+bool ferry__arena_find(const void *memory, size_t size_bytes, ferry__arena *out)
 {
     const char *first = memory;
     bool found = false;
@@ -86,8 +84,7 @@ bool ferry__arena_find(const void *memory, size_t size_bytes,
     at = first_above(first);
     if (at > 0) {
         const ferry__arena *arena = &arenas[at - 1];
-        size_t offset =
-            (size_t)((uintptr_t)first - (uintptr_t)arena->memory);
+        size_t offset = (size_t)((uintptr_t)first - (uintptr_t)arena->memory);
 
         if (offset <= arena->size_bytes &&
             size_bytes <= arena->size_bytes - offset) {
@@ -105,8 +102,8 @@ ferry_status ferry_shared_alloc(size_t size_bytes, void **out_memory)
     ferry_status status;
     void *memory;
 
-    FERRY_TRY(ferry__shared_create("ferry-arena", size_bytes, &arena.fd,
-                                   &memory));
+    FERRY_TRY(
+        ferry__shared_create("ferry-arena", size_bytes, &arena.fd, &memory));
     arena.memory = memory;
     arena.size_bytes = size_bytes ? size_bytes : 1;
     status = insert(&arena);

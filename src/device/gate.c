@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/thread.h"
 
-#define SPIN_NS 15000
+#define SPIN_NS        15000
 #define SPINS_PER_LOOK 24
 
 static void relax(void)

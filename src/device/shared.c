@@ -84,8 +84,7 @@ static ferry_status fail_reserve(const char *label, size_t size_bytes,
 {
     ferry_status status = FERRY_EIO;
 
-    if (error == ENOSPC || error == EFBIG || error == EDQUOT ||
-        error == ENOMEM)
+    if (error == ENOSPC || error == EFBIG || error == EDQUOT || error == ENOMEM)
         status = FERRY_ENOSPC;
     return ferry_fail(status, "shared memory %s: cannot reserve %zu bytes: %s",
                       label, size_bytes, strerror(error));
@@ -118,8 +117,8 @@ static ferry_status fill_fd(const char *label, int fd, size_t size_bytes,
     if (error)
         return fail_reserve(label, size_bytes, error);
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
-        return ferry_fail(FERRY_EIO, "shared memory %s: cannot seal: %s",
-                          label, strerror(errno));
+        return ferry_fail(FERRY_EIO, "shared memory %s: cannot seal: %s", label,
+                          strerror(errno));
     return map_fd(fd, size_bytes, 1, out_memory);
 }
 

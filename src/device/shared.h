@@ -21,7 +21,7 @@ void ferry__shared_unmap(void *memory, size_t size_bytes);
 
 /* One arena of ferry_shared_alloc. `fd` is borrowed. */
 typedef struct ferry__arena {
-    uint64_t id;        /* unique in the process, never reused */
+    uint64_t id; /* unique in the process, never reused */
     int fd;
     char *memory;
     size_t size_bytes;

@@ -21,8 +21,7 @@ static const ferry_param_meta params[3] = {
 
 /* The lowest and the highest byte that the accepted view touches. */
 static void touch_ends(const ferry__ipc_handle *h,
-                       const ferry_param_meta *param, char *base,
-                       size_t size)
+                       const ferry_param_meta *param, char *base, size_t size)
 {
     ferry_tensor tensor;
     int64_t low = 0, high = 0;
@@ -50,8 +49,8 @@ static void try_handles(const char *text)
     if (ferry__ipc_get_handles(text, params, 3, &handles) < 0)
         return;
     for (int i = 0; i < 3; i++) {
-        if (ferry__ipc_handle_check(&handles[i], &params[i],
-                                    sizeof(memory)) >= 0 &&
+        if (ferry__ipc_handle_check(&handles[i], &params[i], sizeof(memory)) >=
+                0 &&
             handles[i].kind == FERRY__IPC_SHARED)
             touch_ends(&handles[i], &params[i], memory, sizeof(memory));
     }
@@ -74,8 +73,7 @@ static void *with_digest(const void *bytes, size_t size)
     uint64_t digest;
 
     memcpy(copy, bytes, size);
-    if (size > 24 && ferry__ipc_frame_type(bytes, size) ==
-                         FERRY__IPC_BOXES) {
+    if (size > 24 && ferry__ipc_frame_type(bytes, size) == FERRY__IPC_BOXES) {
         digest = ferry__xxh3(copy + 24, size - 24);
         for (int i = 0; i < 8; i++)
             copy[12 + i] = (unsigned char)(digest >> (8 * i));

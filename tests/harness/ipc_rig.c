@@ -22,6 +22,17 @@
 
 #define TEXT_MAX ((size_t)64 << 20)
 
+/* Workers are forked while a trainer's helper thread may still be ending;
+ * they use no lock that it could hold. The thread sanitizer must be told. */
+#if defined(__SANITIZE_THREAD__)
+const char *__tsan_default_options(void);
+
+const char *__tsan_default_options(void)
+{
+    return "die_after_fork=0";
+}
+#endif
+
 /* ---- the model of one rank ---- */
 
 typedef struct rank_model {
@@ -187,8 +198,8 @@ static bool rank_differs(const rank_model *m, uint64_t seed, char *out,
                 uint64_t flat = (uint64_t)r * (uint64_t)cols * elem + b;
 
                 if (got[at] != rig_byte(seed, i, flat)) {
-                    snprintf(out, size, "rank %d %s byte %zu", m->rank,
-                             p->name, at);
+                    snprintf(out, size, "rank %d %s byte %zu", m->rank, p->name,
+                             at);
                     return true;
                 }
             }
@@ -197,8 +208,7 @@ static bool rank_differs(const rank_model *m, uint64_t seed, char *out,
     return false;
 }
 
-static ferry_status rank_call(rank_model *m, const char *call,
-                              const char *text)
+static ferry_status rank_call(rank_model *m, const char *call, const char *text)
 {
     ferry_worker *w = m->worker;
 
@@ -277,8 +287,8 @@ static void *serve_one(void *arg)
     } else {
         pthread_mutex_lock(&c.model->calls);
         if (strcmp(text, "check") == 0) {
-            bool bad = rank_differs(c.model, strtoull(body, NULL, 10),
-                                    answer, sizeof(answer));
+            bool bad = rank_differs(c.model, strtoull(body, NULL, 10), answer,
+                                    sizeof(answer));
 
             snprintf(small, sizeof(small), "%d %.4000s", bad ? -1 : 0,
                      bad ? answer : "");
@@ -392,8 +402,7 @@ rig *rig_open(const rig_options *options)
         }
     }
     if (options->local &&
-        ferry_client_fanout(clients, (size_t)r->n_ranks, &r->local_client) <
-            0)
+        ferry_client_fanout(clients, (size_t)r->n_ranks, &r->local_client) < 0)
         abort();
     return r;
 }
@@ -439,8 +448,7 @@ int rig_fds(const rig *r, int32_t rank)
 
 /* ---- the relay, client's end ---- */
 
-static int ask(const rig *r, int32_t rank, const char *call,
-               const char *text)
+static int ask(const rig *r, int32_t rank, const char *call, const char *text)
 {
     struct sockaddr_un a;
     socklen_t length = address_of(r->names[rank], &a);
@@ -466,8 +474,7 @@ static ferry_status answer(int32_t rank, int fd, char *out, size_t size)
 
     if (!body) {
         free(text);
-        return ferry_fail(FERRY_ECONN, "rank %d closed the connection",
-                          rank);
+        return ferry_fail(FERRY_ECONN, "rank %d closed the connection", rank);
     }
     status = (ferry_status)atoi(text);
     if (out)
@@ -575,15 +582,15 @@ static ferry_status relay_abort(void *self)
 
 ferry_client rig_client(rig *r)
 {
-    static const ferry_client_ops ops = {
-        .size = sizeof(ferry_client_ops),
-        .kind = "rig",
-        .init_weight_transfer_engine = relay_init,
-        .start_weight_update = relay_start,
-        .update_weights = relay_update,
-        .finish_weight_update = relay_finish,
-        .cancel = relay_cancel,
-        .abort_weight_update = relay_abort};
+    static const ferry_client_ops ops = {.size = sizeof(ferry_client_ops),
+                                         .kind = "rig",
+                                         .init_weight_transfer_engine =
+                                             relay_init,
+                                         .start_weight_update = relay_start,
+                                         .update_weights = relay_update,
+                                         .finish_weight_update = relay_finish,
+                                         .cancel = relay_cancel,
+                                         .abort_weight_update = relay_abort};
 
     return r->options.local ? r->local_client : (ferry_client){&ops, r};
 }
@@ -617,8 +624,7 @@ const char *rig_status(rig *r, int32_t rank)
     int fd;
 
     if (r->options.local) {
-        ferry_worker_status(r->local[rank]->worker, r->text,
-                            sizeof(r->text));
+        ferry_worker_status(r->local[rank]->worker, r->text, sizeof(r->text));
         return r->text;
     }
     fd = ask(r, rank, "status", "");

@@ -34,9 +34,9 @@ typedef enum rig_action {
 typedef struct rig_options {
     const rig_param *params;
     size_t count;
-    int32_t tp_size;    /* 0 = 1 */
-    int32_t replicas;   /* 0 = 1 */
-    bool local;         /* workers of this process, else forked ones */
+    int32_t tp_size;  /* 0 = 1 */
+    int32_t replicas; /* 0 = 1 */
+    bool local;       /* workers of this process, else forked ones */
     ferry_commit commit;
     rig_action action;
     int32_t action_rank; /* only there; -1: on all */
@@ -63,10 +63,10 @@ int rig_fds(const rig *r, int32_t rank);
 
 /* ---- the source ---- */
 
-#define RIG_SHARED 0x1u  /* bytes in one ferry_shared_alloc arena */
-#define RIG_STREAM 0x2u  /* not stable: one reused buffer */
+#define RIG_SHARED  0x1u /* bytes in one ferry_shared_alloc arena */
+#define RIG_STREAM  0x2u /* not stable: one reused buffer */
 #define RIG_STRIDED 0x4u /* 2-D parameters are stored transposed */
-#define RIG_MIXED 0x8u   /* every other parameter in the arena */
+#define RIG_MIXED   0x8u /* every other parameter in the arena */
 
 typedef struct rig_source rig_source;
 rig_source *rig_source_open(const rig_param *params, size_t count,

@@ -13,7 +13,7 @@ struct rig_source {
     size_t count;
     unsigned flags;
     ferry_param_meta *metas;
-    char **bytes;     /* per parameter; NULL when streaming */
+    char **bytes; /* per parameter; NULL when streaming */
     char *arena, *scratch;
     uint64_t seed;
     size_t at, misnamed;
@@ -21,8 +21,8 @@ struct rig_source {
 
 uint64_t rig_word(uint64_t seed, size_t param, uint64_t i)
 {
-    uint64_t x = seed * 0x9e3779b97f4a7c15u +
-                 (param + 1) * 0xd6e8feb86659fd93u + i;
+    uint64_t x =
+        seed * 0x9e3779b97f4a7c15u + (param + 1) * 0xd6e8feb86659fd93u + i;
 
     x ^= x >> 32;
     x *= 0xd6e8feb86659fd93u;
@@ -110,8 +110,8 @@ rig_source *rig_source_open(const rig_param *params, size_t count,
     }
     for (size_t i = 0; i < count; i++) {
         size_t n = rig_bytes(&params[i]);
-        bool shared = (flags & RIG_SHARED) ||
-                      ((flags & RIG_MIXED) && i % 2 == 0);
+        bool shared =
+            (flags & RIG_SHARED) || ((flags & RIG_MIXED) && i % 2 == 0);
 
         if (flags & RIG_STREAM)
             continue;
@@ -124,8 +124,8 @@ rig_source *rig_source_open(const rig_param *params, size_t count,
 void rig_source_close(rig_source *s)
 {
     for (size_t i = 0; i < s->count; i++) {
-        bool shared = (s->flags & RIG_SHARED) ||
-                      ((s->flags & RIG_MIXED) && i % 2 == 0);
+        bool shared =
+            (s->flags & RIG_SHARED) || ((s->flags & RIG_MIXED) && i % 2 == 0);
 
         if (!shared)
             free(s->bytes[i]);
@@ -205,21 +205,19 @@ static void source_end(void *self)
 
 ferry_source rig_source_of(rig_source *s)
 {
-    static const ferry_source_ops stable = {
-        .size = sizeof(ferry_source_ops),
-        .kind = "rig",
-        .flags = FERRY_SOURCE_STABLE,
-        .metadata = source_metadata,
-        .begin = source_begin,
-        .next = source_next,
-        .end = source_end};
-    static const ferry_source_ops stream = {
-        .size = sizeof(ferry_source_ops),
-        .kind = "rig stream",
-        .metadata = source_metadata,
-        .begin = source_begin,
-        .next = source_next,
-        .end = source_end};
+    static const ferry_source_ops stable = {.size = sizeof(ferry_source_ops),
+                                            .kind = "rig",
+                                            .flags = FERRY_SOURCE_STABLE,
+                                            .metadata = source_metadata,
+                                            .begin = source_begin,
+                                            .next = source_next,
+                                            .end = source_end};
+    static const ferry_source_ops stream = {.size = sizeof(ferry_source_ops),
+                                            .kind = "rig stream",
+                                            .metadata = source_metadata,
+                                            .begin = source_begin,
+                                            .next = source_next,
+                                            .end = source_end};
 
     return (ferry_source){s->flags & RIG_STREAM ? &stream : &stable, s};
 }

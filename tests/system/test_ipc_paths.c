@@ -90,8 +90,7 @@ static void run_way(const way *w, int32_t tp_size, int32_t replicas,
         assert_null(rig_differs(r, seed));
         assert_string_equal(stats.path, w->want);
         assert_int_equal(stats.bytes_sent,
-                         stats.bytes_declared *
-                             (uint64_t)(tp_size * replicas));
+                         stats.bytes_declared * (uint64_t)(tp_size * replicas));
         assert_true(w->packed ? stats.n_updates >= 1 : stats.n_updates == 1);
     }
     snprintf(want, sizeof(want), "\"path\":\"");
@@ -133,8 +132,7 @@ static setup open_setup(rig_options ro, ferry_ipc_trainer_init_info info,
     rig_source_fill(u.s, 1);
     u.client = rig_client(u.r);
     u.source = rig_source_of(u.s);
-    if (ferry_trainer_init(&info.base, &u.client, &u.source, &u.t) !=
-        FERRY_OK)
+    if (ferry_trainer_init(&info.base, &u.client, &u.source, &u.t) != FERRY_OK)
         fail_msg("init: %s", ferry_last_error());
     return u;
 }
@@ -213,10 +211,9 @@ static void shared_path_refuses_private_memory_by_name(void **state)
 
         info.path = "shared";
         u = open_setup(local_rig(params, N_PARAMS), info, forms[i]);
-        assert_int_equal(ferry_trainer_send_weights(u.t, NULL),
-                         FERRY_ENOTSUP);
-        assert_non_null(strstr(ferry_last_error(),
-                               i == 2 ? "scalar" : "embed"));
+        assert_int_equal(ferry_trainer_send_weights(u.t, NULL), FERRY_ENOTSUP);
+        assert_non_null(
+            strstr(ferry_last_error(), i == 2 ? "scalar" : "embed"));
         close_setup(&u);
     }
 }
@@ -352,9 +349,8 @@ static void strangers_are_turned_away(void **state)
         "\"socket\":\"x\",\"secret\":\"y\"}",
         "{\"transport\":\"ferry\",\"protocol_version\":1}",
         "{\"packed\":false,\"fast\":true}"};
-    static const ferry_status want[] = {FERRY_EVERSION, FERRY_ECONN,
-                                        FERRY_ENOTSUP, FERRY_EINVAL,
-                                        FERRY_EINVAL};
+    static const ferry_status want[] = {
+        FERRY_EVERSION, FERRY_ECONN, FERRY_ENOTSUP, FERRY_EINVAL, FERRY_EINVAL};
     rig_options ro = local_rig(params, N_PARAMS);
     rig *r = rig_open(&ro);
 
@@ -421,8 +417,7 @@ static void o47_nothing_is_left_behind(void **state)
         for (int i = 0; i < 5; i++) {
             int now;
 
-            assert_int_equal(ferry_trainer_send_weights(u.t, NULL),
-                             FERRY_OK);
+            assert_int_equal(ferry_trainer_send_weights(u.t, NULL), FERRY_OK);
             now = rig_count_entries("/proc/self/map_files");
             if (i > 1)
                 assert_true(now <= maps + 2);

@@ -17,19 +17,19 @@
 
 #include <cmocka.h>
 
-#define T 10000 /* ms: no wait here may need it */
+#define T         10000 /* ms: no wait here may need it */
 #define WORLD_MAX 4
 
 typedef int (*body_fn)(ferry__comm *c);
 
 /* 0, or the line of the first check that failed. */
-#define CHECK(expr)                                                           \
-    do {                                                                      \
-        if (!(expr)) {                                                        \
-            fprintf(stderr, "rank %d: %s: %s\n", c->rank, #expr,              \
-                    ferry_last_error());                                      \
-            return __LINE__ % 250 + 1;                                        \
-        }                                                                     \
+#define CHECK(expr)                                                            \
+    do {                                                                       \
+        if (!(expr)) {                                                         \
+            fprintf(stderr, "rank %d: %s: %s\n", c->rank, #expr,               \
+                    ferry_last_error());                                       \
+            return __LINE__ % 250 + 1;                                         \
+        }                                                                      \
     } while (0)
 
 /* Runs body in `world` forked ranks; answers 0 when all returned 0. A rank
@@ -143,14 +143,14 @@ static int reduce_body(ferry__comm *c)
     CHECK(c->ops->all_reduce(c, big, 3, FERRY_DTYPE_I64, FERRY__REDUCE_MAX,
                              T) == FERRY_OK);
     CHECK(big[0] == c->world_size - 1 && big[1] == 0);
-    CHECK(c->ops->all_reduce(c, &d, 1, FERRY_DTYPE_F64, FERRY__REDUCE_MAX,
-                             T) == FERRY_OK);
+    CHECK(c->ops->all_reduce(c, &d, 1, FERRY_DTYPE_F64, FERRY__REDUCE_MAX, T) ==
+          FERRY_OK);
     CHECK(d == (c->world_size > 1 ? 2.5 : -1));
-    CHECK(c->ops->all_reduce(c, &small, 1, FERRY_DTYPE_I32,
-                             FERRY__REDUCE_SUM, T) == FERRY_OK);
+    CHECK(c->ops->all_reduce(c, &small, 1, FERRY_DTYPE_I32, FERRY__REDUCE_SUM,
+                             T) == FERRY_OK);
     CHECK(small == (1 << c->world_size) - 1);
-    CHECK(c->ops->all_reduce(c, &small, 1, FERRY_DTYPE_BF16,
-                             FERRY__REDUCE_SUM, T) == FERRY_ENOTSUP);
+    CHECK(c->ops->all_reduce(c, &small, 1, FERRY_DTYPE_BF16, FERRY__REDUCE_SUM,
+                             T) == FERRY_ENOTSUP);
     CHECK(c->ops->barrier(c, T) == FERRY_OK);
     return 0;
 }
@@ -227,8 +227,7 @@ static int mixed_body(ferry__comm *c)
         } else if (pick < 180) {
             int64_t got = c->rank == root ? n : -1;
 
-            CHECK(c->ops->broadcast(c, &got, sizeof(got), root, T) ==
-                  FERRY_OK);
+            CHECK(c->ops->broadcast(c, &got, sizeof(got), root, T) == FERRY_OK);
             CHECK(got == n);
         } else if (pick < 220) {
             int32_t all[WORLD_MAX] = {0}, mine = c->rank * 7;
@@ -281,14 +280,14 @@ static int killed_body(ferry__comm *c)
     float x[64] = {0};
 
     for (int i = 0; i < 20; i++)
-        CHECK(c->ops->all_reduce(c, x, 64, FERRY_DTYPE_F32,
-                                 FERRY__REDUCE_SUM, T) == FERRY_OK);
+        CHECK(c->ops->all_reduce(c, x, 64, FERRY_DTYPE_F32, FERRY__REDUCE_SUM,
+                                 T) == FERRY_OK);
     if (c->rank == 1)
         raise(SIGKILL);
     began = ferry__now_ns();
     while (status == FERRY_OK)
-        status = c->ops->all_reduce(c, x, 64, FERRY_DTYPE_F32,
-                                    FERRY__REDUCE_SUM, T);
+        status =
+            c->ops->all_reduce(c, x, 64, FERRY_DTYPE_F32, FERRY__REDUCE_SUM, T);
     CHECK(status == FERRY_EPEER);
     CHECK(ferry__now_ns() - began < INT64_C(2000000000));
     /* Either the dead rank is named, or one that failed for its sake. */
@@ -382,8 +381,8 @@ static int mismatch_body(ferry__comm *c)
     ferry_status status;
 
     if (c->rank == 0)
-        status = c->ops->all_reduce(c, &x, 1, FERRY_DTYPE_I64,
-                                    FERRY__REDUCE_SUM, T);
+        status =
+            c->ops->all_reduce(c, &x, 1, FERRY_DTYPE_I64, FERRY__REDUCE_SUM, T);
     else
         status = c->ops->barrier(c, T);
     CHECK(status == FERRY_EMISMATCH || status == FERRY_EPEER);
@@ -478,9 +477,9 @@ static void ranks_may_be_threads(void **state)
     assert_int_equal(ferry__comm_local_create(3, 4096, &fd), FERRY_OK);
     for (int32_t i = 0; i < 3; i++) {
         t[i] = (threaded){fd, i, 1};
-        assert_int_equal(ferry__thread_start(&threads[i], "rank",
-                                             thread_rank, &t[i]),
-                         FERRY_OK);
+        assert_int_equal(
+            ferry__thread_start(&threads[i], "rank", thread_rank, &t[i]),
+            FERRY_OK);
     }
     for (int i = 0; i < 3; i++) {
         pthread_join(threads[i], NULL);
@@ -497,12 +496,12 @@ static int latency_body(ferry__comm *c)
     double us;
 
     for (int i = 0; i < 2000; i++)
-        CHECK(c->ops->all_reduce(c, x, 576, FERRY_DTYPE_F32,
-                                 FERRY__REDUCE_SUM, T) == FERRY_OK);
+        CHECK(c->ops->all_reduce(c, x, 576, FERRY_DTYPE_F32, FERRY__REDUCE_SUM,
+                                 T) == FERRY_OK);
     us = (double)(ferry__now_ns() - began) / 2000 / 1000;
     if (c->rank == 0)
-        printf("all-reduce of 2304 bytes, %d ranks: %.1f us\n",
-               c->world_size, us);
+        printf("all-reduce of 2304 bytes, %d ranks: %.1f us\n", c->world_size,
+               us);
     return 0;
 }
 

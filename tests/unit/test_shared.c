@@ -124,8 +124,7 @@ static void o50_no_space_is_an_error_and_no_signal(void **state)
         good = good && ferry_shared_alloc(4096, &p) == FERRY_OK;
         ferry_shared_free(p);
         good = good && ferry_shared_alloc(SIZE_MAX, &p) == FERRY_EOVERFLOW;
-        good = good && ferry_shared_alloc((size_t)1 << 46, &p) ==
-                           FERRY_ENOSPC;
+        good = good && ferry_shared_alloc((size_t)1 << 46, &p) == FERRY_ENOSPC;
         _exit(good ? 0 : 1);
     }
     assert_int_equal(waitpid(child, &how, 0), child);
@@ -205,9 +204,8 @@ static void nothing_is_left_behind(void **state)
 
 static void gate_wakes_another_process_and_wraps(void **state)
 {
-    ferry__gate *gate =
-        mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-             -1, 0);
+    ferry__gate *gate = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
+                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t child;
     int how;
 

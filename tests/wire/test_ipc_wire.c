@@ -39,7 +39,7 @@ static void expect_bytes(ferry__str *s, const char *hex)
 }
 
 #define HEX32 "30313233343536373839616263646566"
-#define SECRET                                                                \
+#define SECRET                                                                 \
     "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 static void hello_bytes(void **state)
@@ -63,8 +63,8 @@ static void hello_bytes(void **state)
 
 static void welcome_and_ready_bytes(void **state)
 {
-    ferry__ipc_welcome v = {FERRY__IPC_MAGIC, 1,      3, 7, 0x123456,
-                            0x7f0011223344,   "0123456789abcde"};
+    ferry__ipc_welcome v = {FERRY__IPC_MAGIC, 1, 3, 7, 0x123456, 0x7f0011223344,
+                            "0123456789abcde"};
     ferry__ipc_ready r = {1, 13}, got_ready;
     ferry__ipc_welcome got;
     ferry__str s = {0};
@@ -72,8 +72,7 @@ static void welcome_and_ready_bytes(void **state)
     (void)state;
     v.probe[15] = 'f';
     ferry__ipc_put_welcome(&s, &v);
-    assert_int_equal(ferry__ipc_get_welcome(s.data, s.length, &got),
-                     FERRY_OK);
+    assert_int_equal(ferry__ipc_get_welcome(s.data, s.length, &got), FERRY_OK);
     assert_int_equal(got.reader, 7);
     assert_true(got.probe_address == 0x7f0011223344);
     expect_bytes(&s, "02000000 46495043 01000000 03000000 07000000 "
@@ -92,16 +91,14 @@ static void failure_bytes(void **state)
 
     (void)state;
     ferry__ipc_put_failure(&s, &v);
-    assert_int_equal(ferry__ipc_get_failure(s.data, s.length, &got),
-                     FERRY_OK);
+    assert_int_equal(ferry__ipc_get_failure(s.data, s.length, &got), FERRY_OK);
     assert_int_equal(got.status, FERRY_EMISMATCH);
     assert_string_equal(got.text, "no");
     expect_bytes(&s, "04000000 0500000000000000 f6ffffff 6e6f");
     /* Whoever reports a failure has failed, whatever number he gives. */
     v.status = 0;
     ferry__ipc_put_failure(&s, &v);
-    assert_int_equal(ferry__ipc_get_failure(s.data, s.length, &got),
-                     FERRY_OK);
+    assert_int_equal(ferry__ipc_get_failure(s.data, s.length, &got), FERRY_OK);
     assert_int_equal(got.status, FERRY_EPEER);
     ferry__str_free(&s);
 }
@@ -116,8 +113,7 @@ static void memory_frames_bytes(void **state)
 
     (void)state;
     ferry__ipc_put_segment(&s, &v);
-    assert_int_equal(ferry__ipc_get_segment(s.data, s.length, &got),
-                     FERRY_OK);
+    assert_int_equal(ferry__ipc_get_segment(s.data, s.length, &got), FERRY_OK);
     assert_int_equal(got.size_bytes, 4096);
     expect_bytes(&s, "05000000 0600000000000000 0010000000000000");
     ferry__ipc_put_drop(&s, 6);
@@ -144,8 +140,7 @@ static void update_and_done_bytes(void **state)
 
     (void)state;
     ferry__ipc_put_update(&s, &v);
-    assert_int_equal(ferry__ipc_get_update(s.data, s.length, &got),
-                     FERRY_OK);
+    assert_int_equal(ferry__ipc_get_update(s.data, s.length, &got), FERRY_OK);
     assert_int_equal(got.ring_first, 17);
     expect_bytes(&s, "08000000 0200000000000000 8877665544332211 "
                      "00ffeeddccbbaa99 11000000 00000000");
@@ -181,8 +176,7 @@ static void boxes_and_digests_bytes(void **state)
     assert_non_null(strstr(ferry_last_error(), "b"));
     ferry__ipc_boxes_free(&got);
     s.data[s.length - 1] ^= 1;
-    assert_int_equal(ferry__ipc_get_boxes(s.data, s.length, &got),
-                     FERRY_EPEER);
+    assert_int_equal(ferry__ipc_get_boxes(s.data, s.length, &got), FERRY_EPEER);
     s.data[s.length - 1] ^= 1;
     snprintf(want, sizeof(want),
              "09000000 0200000000000000 %02x%02x%02x%02x%02x%02x%02x%02x "
@@ -190,10 +184,8 @@ static void boxes_and_digests_bytes(void **state)
              "0300000000000000 0800000000000000 0200000000000000 "
              "0100000000000000",
              (unsigned)(v.digest & 255), (unsigned)(v.digest >> 8 & 255),
-             (unsigned)(v.digest >> 16 & 255),
-             (unsigned)(v.digest >> 24 & 255),
-             (unsigned)(v.digest >> 32 & 255),
-             (unsigned)(v.digest >> 40 & 255),
+             (unsigned)(v.digest >> 16 & 255), (unsigned)(v.digest >> 24 & 255),
+             (unsigned)(v.digest >> 32 & 255), (unsigned)(v.digest >> 40 & 255),
              (unsigned)(v.digest >> 48 & 255), (unsigned)(v.digest >> 56));
     expect_bytes(&s, want);
     ferry__ipc_put_digests(&s, &d);
@@ -215,8 +207,7 @@ static void torn_frames_are_refused(void **state)
     (void)state;
     ferry__ipc_put_ranges(&s, &v);
     for (size_t n = 0; n < s.length; n++)
-        assert_int_equal(ferry__ipc_get_ranges(s.data, n, &got),
-                         FERRY_EPEER);
+        assert_int_equal(ferry__ipc_get_ranges(s.data, n, &got), FERRY_EPEER);
     ferry__str_append_n(&s, "x", 1);
     assert_int_equal(ferry__ipc_get_ranges(s.data, s.length, &got),
                      FERRY_EPEER);
@@ -251,8 +242,7 @@ static void handles_text(void **state)
     ferry__ipc_put_handles(&s, v, metas, 4);
     assert_string_equal(s.data, golden);
     ferry__str_free(&s);
-    assert_int_equal(ferry__ipc_get_handles(golden, metas, 4, &got),
-                     FERRY_OK);
+    assert_int_equal(ferry__ipc_get_handles(golden, metas, 4, &got), FERRY_OK);
     assert_true(ferry__ipc_handles_digest(got, metas, 4) ==
                 ferry__ipc_handles_digest(v, metas, 4));
     got[1].stride[0] = 3;
@@ -264,7 +254,10 @@ static void handles_text(void **state)
 static void bad_handles_name_the_parameter(void **state)
 {
     static const char *const bad[] = {
-        "{}", "[]", "[1,2,3,4]", "nothing",
+        "{}",
+        "[]",
+        "[1,2,3,4]",
+        "nothing",
         "[{\"ring\":1},{\"ring\":true},{\"ring\":true},{\"ring\":true}]",
         "[{\"ring\":true,\"x\":1},{\"ring\":true},{\"ring\":true},"
         "{\"ring\":true}]",
@@ -311,8 +304,7 @@ static void handles_stay_inside(void **state)
     assert_int_equal(check(0, false, 0, 0, 0, 23), FERRY_EINVAL);
     assert_int_equal(check(0, false, 2, 0, 0, 24), FERRY_EINVAL);
     assert_int_equal(check(0, false, 1, 0, 0, 100), FERRY_EINVAL);
-    assert_int_equal(check(0, false, UINT64_MAX - 1, 0, 0, 24),
-                     FERRY_EINVAL);
+    assert_int_equal(check(0, false, UINT64_MAX - 1, 0, 0, 24), FERRY_EINVAL);
     assert_int_equal(check(0, false, (uint64_t)INT64_MAX - 1, 0, 0, 24),
                      FERRY_EINVAL);
     /* [4, 3] transposed: strides 1, 4. */
@@ -348,19 +340,17 @@ static void ring_layout(void **state)
     /* 128 + 256 × 128 = 32896 bytes, padded to 36864; then 4 heads. */
     assert_int_equal(bytes, 36864 + 4 * (8192 + (1 << 20)));
     ferry__ipc_ring_init(ring, 4, 1 << 20);
-    assert_int_equal(ferry__ipc_ring_check(ring, bytes, &n_slots,
-                                           &slot_bytes),
+    assert_int_equal(ferry__ipc_ring_check(ring, bytes, &n_slots, &slot_bytes),
                      FERRY_OK);
     assert_ptr_equal(ferry__ipc_ring_slot(ring, 4, 5),
                      (char *)ring + 36864 + 8192);
     assert_ptr_equal(ferry__ipc_ring_data(ring, 4, 1 << 20, 6),
                      (char *)ring + 36864 + 4 * 8192 + 2 * (1 << 20));
-    assert_int_equal(ferry__ipc_ring_check(ring, bytes - 1, &n_slots,
-                                           &slot_bytes),
-                     FERRY_EPEER);
+    assert_int_equal(
+        ferry__ipc_ring_check(ring, bytes - 1, &n_slots, &slot_bytes),
+        FERRY_EPEER);
     ring->n_slots = 5;
-    assert_int_equal(ferry__ipc_ring_check(ring, bytes, &n_slots,
-                                           &slot_bytes),
+    assert_int_equal(ferry__ipc_ring_check(ring, bytes, &n_slots, &slot_bytes),
                      FERRY_EPEER);
     free(ring);
 }
@@ -387,16 +377,15 @@ static void init_info_fields(void **state)
     assert_int_equal(info->digest, 1);
     ferry_info_free(parsed);
     assert_int_equal(
-        ferry_info_parse(&ferry__ipc_init_type, "{\"packed\":false}",
-                         &parsed),
+        ferry_info_parse(&ferry__ipc_init_type, "{\"packed\":false}", &parsed),
         FERRY_OK);
     info = parsed;
     assert_int_equal(info->packed_buffer_size_bytes, 1 << 30);
     assert_null(info->socket);
     ferry_info_free(parsed);
-    assert_int_equal(ferry_info_parse(&ferry__ipc_init_type,
-                                      "{\"socket\":\"x\"}", &parsed),
-                     FERRY_EINVAL);
+    assert_int_equal(
+        ferry_info_parse(&ferry__ipc_init_type, "{\"socket\":\"x\"}", &parsed),
+        FERRY_EINVAL);
     assert_non_null(strstr(ferry_last_error(), "transport"));
 }
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define BUFFER_BYTES ((uint64_t)1 << 30)
-#define N_BUFFERS 2
+#define N_BUFFERS    2
 
 static ferry_status parse_path(const char *text, ipc__path *out)
 {
@@ -31,9 +31,8 @@ static ferry_status parse_path(const char *text, ipc__path *out)
 }
 
 static ferry_status trainer_create(const ferry_trainer_host *host,
-                                   ferry_trainer_context *ctx,
-                                   const void *info, bool is_sender,
-                                   void **out_self)
+                                   ferry_trainer_context *ctx, const void *info,
+                                   bool is_sender, void **out_self)
 {
     ipc__trainer *t = ferry__alloc(sizeof(*t));
     ferry_status status;
@@ -57,8 +56,8 @@ static ferry_status trainer_create(const ferry_trainer_host *host,
                             "field packed_num_buffers: %d is not 1 to 64",
                             t->n_buffers);
     if (status == FERRY_OK) {
-        t->buffers = ferry__alloc_array((size_t)t->n_buffers,
-                                        sizeof(*t->buffers));
+        t->buffers =
+            ferry__alloc_array((size_t)t->n_buffers, sizeof(*t->buffers));
         if (!t->buffers)
             status = FERRY_ENOMEM;
     }

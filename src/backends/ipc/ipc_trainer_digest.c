@@ -18,13 +18,13 @@ typedef struct unique {
 struct ipc__digester {
     ipc__trainer *t;
     const ipc__chunk *chunk;
-    size_t *first;   /* per parameter, into uniques; count + 1 */
+    size_t *first; /* per parameter, into uniques; count + 1 */
     unique *uniques;
     size_t n_uniques, capacity;
     uint32_t **index; /* per peer, per box of its list: number of the unique */
     ferry__xxh3_state **states; /* as many as one parameter has uniques */
     size_t n_states;
-    size_t current;  /* parameter that the states are of */
+    size_t current; /* parameter that the states are of */
     ferry_dtype dtype;
     /* of the piece at hand */
     const char *bytes;
@@ -51,15 +51,13 @@ static ferry__copy_op op_of(const ferry_box *box, ferry_dtype dtype)
 }
 
 /* Number of the box among the uniques of the parameter being added. */
-static ferry_status add_box(ipc__digester *d, size_t from,
-                            const ferry_box *box, ferry_dtype dtype,
-                            uint32_t *out)
+static ferry_status add_box(ipc__digester *d, size_t from, const ferry_box *box,
+                            ferry_dtype dtype, uint32_t *out)
 {
     ferry__copy_op op = op_of(box, dtype);
     size_t i = from;
 
-    while (i < d->n_uniques &&
-           memcmp(&d->uniques[i].op, &op, sizeof(op)) != 0)
+    while (i < d->n_uniques && memcmp(&d->uniques[i].op, &op, sizeof(op)) != 0)
         i++;
     if (i == d->n_uniques) {
         FERRY_TRY(ferry__grow(&d->uniques, &d->capacity, d->n_uniques,
@@ -80,8 +78,7 @@ static ferry_status add_param(ipc__digester *d, size_t param)
 
         for (size_t b = list->first[param]; b < list->first[param + 1]; b++)
             FERRY_TRY(add_box(d, from, &list->boxes[b],
-                              d->chunk->params[param].dtype,
-                              &d->index[p][b]));
+                              d->chunk->params[param].dtype, &d->index[p][b]));
     }
     d->first[param + 1] = d->n_uniques;
     if (d->n_uniques - from > d->n_states)
@@ -98,8 +95,8 @@ static ferry_status fill(ipc__digester *d)
     for (size_t p = 0; p < d->t->n_peers; p++) {
         const ferry__ipc_boxes *list = d->t->peers[p].boxes;
 
-        d->index[p] = ferry__alloc_array(list->first[list->n_params],
-                                         sizeof(**d->index));
+        d->index[p] =
+            ferry__alloc_array(list->first[list->n_params], sizeof(**d->index));
         if (!d->index[p])
             return FERRY_ENOMEM;
     }
@@ -192,8 +189,7 @@ static ferry_status feed_strided(ipc__digester *d, size_t i,
                                  const ferry_tensor *tensor)
 {
     int64_t numel = ferry_tensor_numel(tensor);
-    int64_t step = (int64_t)(SCRATCH_BYTES /
-                             ferry_dtype_bytes(tensor->dtype));
+    int64_t step = (int64_t)(SCRATCH_BYTES / ferry_dtype_bytes(tensor->dtype));
     char *scratch = ferry__alloc_raw(SCRATCH_BYTES);
 
     if (!scratch)
@@ -231,9 +227,9 @@ static ferry_status send_to(ipc__digester *d, size_t p)
         return FERRY_ENOMEM;
     for (size_t i = 0; i < list->n_params; i++) {
         for (size_t b = list->first[i]; b < list->first[i + 1]; b++)
-            v.items[b] = (ferry__ipc_digest){
-                (uint32_t)i, (uint32_t)(b - list->first[i]),
-                d->uniques[d->index[p][b]].value};
+            v.items[b] =
+                (ferry__ipc_digest){(uint32_t)i, (uint32_t)(b - list->first[i]),
+                                    d->uniques[d->index[p][b]].value};
     }
     ferry__ipc_put_digests(&s, &v);
     ferry__free(v.items);

@@ -15,7 +15,7 @@
 /* A worker's own failure comes over the socket and, with more words, through
  * the control plane: the latter is waited for this long. */
 #define CONTROL_WORDS_MS 300
-#define LISTS_MAX 4096
+#define LISTS_MAX        4096
 
 static ferry_status check_host(void *arg)
 {
@@ -26,9 +26,8 @@ static ferry_status check_host(void *arg)
 
 ferry__waiter ipc__waiter(ipc__trainer *t, const char *what)
 {
-    return (ferry__waiter){check_host, t,
-                           ferry__deadline_in(t->host->remaining_ms(t->ctx)),
-                           what};
+    return (ferry__waiter){
+        check_host, t, ferry__deadline_in(t->host->remaining_ms(t->ctx)), what};
 }
 
 ferry_status ipc__peer_send(ipc__trainer *t, ipc__peer *peer, ferry__str *s,
@@ -95,8 +94,7 @@ static ferry_status failed_by(ipc__trainer *t, const ipc__peer *peer,
         }
         ferry__sleep_ms(2);
     }
-    return ferry_fail((ferry_status)f->status, "%s: %s", peer->label,
-                      f->text);
+    return ferry_fail((ferry_status)f->status, "%s: %s", peer->label, f->text);
 }
 
 static ferry_status take_frame(ipc__trainer *t, ipc__peer *peer,
@@ -309,8 +307,7 @@ ferry_status ipc__peers_check_ranks(const ipc__trainer *t)
 
         if (h->tp_size < 1 || h->dp_size < 1 || h->tp_rank < 0 ||
             h->tp_rank >= h->tp_size || h->dp_rank < 0 ||
-            h->dp_rank >= h->dp_size || h->tp_size > 1024 ||
-            h->dp_size > 1024)
+            h->dp_rank >= h->dp_size || h->tp_size > 1024 || h->dp_size > 1024)
             return ferry_fail(FERRY_EPEER,
                               "%s claims rank %d of %d in replica %d of %d",
                               t->peers[i].label, h->tp_rank, h->tp_size,

@@ -37,8 +37,7 @@ ferry_status ipc__segment_use(ipc__trainer *t, uint64_t id, uint64_t bytes,
         ferry__str s = {0};
 
         ferry__ipc_put_segment(&s, &v);
-        FERRY_TRY(ipc__peer_send(t, &t->peers[i], &s, fd,
-                                 "publishing memory"));
+        FERRY_TRY(ipc__peer_send(t, &t->peers[i], &s, fd, "publishing memory"));
     }
     return FERRY_OK;
 }
@@ -74,8 +73,7 @@ static ferry_status announce_to(ipc__trainer *t, ipc__peer *peer,
     ferry__str s = {0};
 
     if (chunk->n_ranges > 0) {
-        ferry__ipc_ranges v = {update->update, chunk->n_ranges,
-                               chunk->ranges};
+        ferry__ipc_ranges v = {update->update, chunk->n_ranges, chunk->ranges};
 
         ferry__ipc_put_ranges(&s, &v);
         FERRY_TRY(ipc__peer_send(t, peer, &s, -1, "publishing ranges"));
@@ -88,8 +86,7 @@ ferry_status ipc__announce(ipc__trainer *t, const ipc__chunk *chunk,
                            uint64_t handles_digest)
 {
     ferry__ipc_update v = {t->update,
-                           ferry__manifest_digest(chunk->params,
-                                                  chunk->count),
+                           ferry__manifest_digest(chunk->params, chunk->count),
                            handles_digest, t->ring_next, 0};
 
     for (size_t i = 0; i < t->n_peers; i++)

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#define ALIGN ((uint64_t)64)
+#define ALIGN          ((uint64_t)64)
 #define PIECE_ELEMENTS ((int64_t)32)
 
 typedef struct writer {
@@ -41,8 +41,8 @@ static void copy_part(void *arg, const ferry__copy_op *op)
     ferry__copy_run(&copy, r->out, ferry_tensor_data(r->tensor), NULL);
 }
 
-void ipc__copy_range(const ferry_tensor *tensor, int64_t first,
-                     int64_t count, void *out)
+void ipc__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
+                     void *out)
 {
     range_copy r = {tensor, out, first};
     ferry__copy_op op;
@@ -89,13 +89,14 @@ static ferry_status open_slot(writer *w)
         ferry__gate *consumed = &t->ring->readers[i].consumed;
 
         while (!ferry__gate_await(consumed, want, IPC__SLICE_MS))
-            FERRY_TRY(ipc__peers_look(t, "waiting for the workers to read "
-                                         "the ring",
+            FERRY_TRY(ipc__peers_look(t,
+                                      "waiting for the workers to read "
+                                      "the ring",
                                       0));
     }
     w->head = ferry__ipc_ring_slot(t->ring, t->n_slots, t->ring_next);
-    w->data = ferry__ipc_ring_data(t->ring, t->n_slots,
-                                   FERRY__IPC_SLOT_BYTES, t->ring_next);
+    w->data = ferry__ipc_ring_data(t->ring, t->n_slots, FERRY__IPC_SLOT_BYTES,
+                                   t->ring_next);
     w->head->update = t->update;
     w->head->n_records = 0;
     w->used = 0;
@@ -105,8 +106,7 @@ static ferry_status open_slot(writer *w)
 /* Elements of the parameter that the open slot still takes. */
 static int64_t room_for(const writer *w, int64_t left, size_t elem_bytes)
 {
-    int64_t room =
-        (int64_t)((FERRY__IPC_SLOT_BYTES - w->used) / elem_bytes);
+    int64_t room = (int64_t)((FERRY__IPC_SLOT_BYTES - w->used) / elem_bytes);
 
     if (w->head->n_records == FERRY__IPC_MAX_RECORDS)
         return 0;
@@ -146,9 +146,9 @@ static ferry_status stream_tensor(writer *w, uint32_t param,
             continue;
         }
         /* What the cache holds after the copy is what was read. */
-        bytes = contiguous ? (char *)ferry_tensor_data(tensor) +
-                                 (size_t)first * elem
-                           : w->data + w->used;
+        bytes = contiguous
+                    ? (char *)ferry_tensor_data(tensor) + (size_t)first * elem
+                    : w->data + w->used;
         add_piece(w, param, tensor, first, count);
         if (digester)
             ipc__digester_feed(digester, param, bytes, first, count);

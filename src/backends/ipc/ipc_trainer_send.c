@@ -140,9 +140,9 @@ static void use_range(send_state *s, const ferry_tensor *tensor,
 {
     ipc__chunk *c = &s->chunk;
 
-    c->ranges[c->n_ranges] = (ferry__ipc_range){
-        (uint64_t)(uintptr_t)ferry_tensor_data(tensor),
-        ferry_tensor_bytes(tensor)};
+    c->ranges[c->n_ranges] =
+        (ferry__ipc_range){(uint64_t)(uintptr_t)ferry_tensor_data(tensor),
+                           ferry_tensor_bytes(tensor)};
     h->kind = FERRY__IPC_CMA;
     h->id = c->n_ranges++;
     s->t->used_cma = true;
@@ -156,8 +156,8 @@ static ferry_status buffer_open(send_state *s, ipc__buffer *b)
 
     if (b->fd >= 0 && b->size_bytes >= s->buffer_bytes)
         return FERRY_OK;
-    FERRY_TRY(ferry__shared_create("ferry-chunk", s->buffer_bytes, &b->fd,
-                                   &memory));
+    FERRY_TRY(
+        ferry__shared_create("ferry-chunk", s->buffer_bytes, &b->fd, &memory));
     b->memory = memory;
     b->size_bytes = s->buffer_bytes;
     b->id = t->next_buffer_id++ * 2 + 1;
@@ -197,8 +197,7 @@ static ferry_status fail_not_shared(const ferry_param_meta *param)
 }
 
 /* Decides for one parameter whose tensor is there. */
-static ferry_status place(send_state *s, ipc__buffer *b, uint64_t *at,
-                          size_t i)
+static ferry_status place(send_state *s, ipc__buffer *b, uint64_t *at, size_t i)
 {
     ipc__trainer *t = s->t;
     ipc__chunk *c = &s->chunk;
@@ -210,8 +209,7 @@ static ferry_status place(send_state *s, ipc__buffer *b, uint64_t *at,
         h->kind = FERRY__IPC_EMPTY;
         return FERRY_OK;
     }
-    if (s->stable && (t->path == IPC__PATH_AUTO ||
-                      t->path == IPC__PATH_SHARED))
+    if (s->stable && (t->path == IPC__PATH_AUTO || t->path == IPC__PATH_SHARED))
         FERRY_TRY(try_shared(s, tensor, h, &shared));
     if (shared)
         return FERRY_OK;
@@ -288,8 +286,7 @@ static ferry_status begin_call(ipc__trainer *t, const ipc__chunk *c)
     ferry__manifest_to_json(c->params, c->count, &s);
     ferry__str_append(&s, ",\"handles\":");
     ferry__ipc_put_handles(&s, c->handles, c->params, c->count);
-    ferry__str_printf(&s, ",\"update\":%llu}",
-                      (unsigned long long)t->update);
+    ferry__str_printf(&s, ",\"update\":%llu}", (unsigned long long)t->update);
     if (s.failed)
         status = ferry_fail(FERRY_ENOMEM, "ipc update info: out of memory");
     else
@@ -399,8 +396,7 @@ static ferry_status plan_chunks(send_state *s)
     for (size_t k = 0; k < s->n_chunks; k++) {
         uint64_t need = chunk_padded(s->params + first, s->cuts.counts[k]);
 
-        if (s->cuts.bytes[k] <= s->t->buffer_bytes &&
-            need > s->buffer_bytes)
+        if (s->cuts.bytes[k] <= s->t->buffer_bytes && need > s->buffer_bytes)
             s->buffer_bytes = need;
         first += s->cuts.counts[k];
     }
@@ -437,8 +433,7 @@ static void note_path(ipc__trainer *t)
     const char *direct = shared ? "shared" : t->used_cma ? "cma" : "";
 
     snprintf(stats->path, sizeof(stats->path), "%s%s%s", direct,
-             direct[0] && t->used_ring ? "+" : "",
-             t->used_ring ? "ring" : "");
+             direct[0] && t->used_ring ? "+" : "", t->used_ring ? "ring" : "");
     t->host->log(FERRY_LOG_INFO, "ipc: round %llu went by %s%s",
                  (unsigned long long)t->round,
                  stats->path[0] ? stats->path : "no path: nothing to send",

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 /* One stray that connects and says nothing may hold the door this long. */
-#define HELLO_MS 2000
+#define HELLO_MS       2000
 #define NAME_MAX_BYTES 64
 
 static ferry_status make_ring(ipc__trainer *t)
@@ -26,8 +26,7 @@ static ferry_status make_ring(ipc__trainer *t)
 
     t->n_slots = FERRY__IPC_N_SLOTS;
     bytes = ferry__ipc_ring_bytes(t->n_slots, FERRY__IPC_SLOT_BYTES);
-    FERRY_TRY(ferry__shared_create("ferry-ipc", bytes, &t->ring_fd,
-                                   &memory));
+    FERRY_TRY(ferry__shared_create("ferry-ipc", bytes, &t->ring_fd, &memory));
     t->ring = memory;
     t->ring_bytes = bytes;
     ferry__ipc_ring_init(t->ring, t->n_slots, FERRY__IPC_SLOT_BYTES);
@@ -56,8 +55,7 @@ static void init_text(const ipc__trainer *t, const char *name, ferry__str *s)
                       t->info->digest ? "true" : "false");
 }
 
-static void refuse(ipc__peer *peer, ferry_status status,
-                   const ferry__waiter *w)
+static void refuse(ipc__peer *peer, ferry_status status, const ferry__waiter *w)
 {
     ferry__ipc_failure f = {0, status, {0}};
     ferry__str s = {0};
@@ -94,8 +92,7 @@ static ferry_status read_hello(ipc__trainer *t, ipc__peer *peer,
         return ferry_fail(FERRY_EVERSION,
                           "ipc protocol version: trainer %d, worker (pid %d) "
                           "%u",
-                          FERRY__IPC_VERSION, peer->pid,
-                          peer->hello.version);
+                          FERRY__IPC_VERSION, peer->pid, peer->hello.version);
     if (!ferry__equal_secret(peer->hello.secret, t->secret))
         return ferry_fail(FERRY_EAUTH,
                           "pid %d does not have this session's secret",
@@ -109,9 +106,13 @@ static ferry_status read_hello(ipc__trainer *t, ipc__peer *peer,
 static ferry_status welcome(ipc__trainer *t, ipc__peer *peer,
                             const ferry__waiter *w)
 {
-    ferry__ipc_welcome v = {FERRY__IPC_MAGIC, FERRY__IPC_VERSION, 0,
-                            (uint32_t)t->n_peers, t->ring_bytes,
-                            (uint64_t)(uintptr_t)t->probe, {0}};
+    ferry__ipc_welcome v = {FERRY__IPC_MAGIC,
+                            FERRY__IPC_VERSION,
+                            0,
+                            (uint32_t)t->n_peers,
+                            t->ring_bytes,
+                            (uint64_t)(uintptr_t)t->probe,
+                            {0}};
     ferry__ipc_ready ready;
     ferry__str s = {0};
     void *bytes = NULL;
@@ -147,8 +148,7 @@ static ferry_status keep(ipc__trainer *t, const ipc__peer *peer)
  * logged; init fails through the control plane if it was a real worker. */
 static void take_peer(ipc__trainer *t, int fd)
 {
-    ferry__waiter w = {NULL, NULL, ferry__deadline_in(HELLO_MS),
-                       "ipc hello"};
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(HELLO_MS), "ipc hello"};
     ipc__peer peer = {.link = {fd, false}};
     ferry_status status = read_hello(t, &peer, &w);
 
@@ -212,9 +212,8 @@ static void settle_cma(ipc__trainer *t)
                          "ipc: %s may not read this process's memory (%s); "
                          "the ring is used instead of cma",
                          t->peers[i].label,
-                         t->peers[i].cma_error
-                             ? strerror(t->peers[i].cma_error)
-                             : "other bytes came");
+                         t->peers[i].cma_error ? strerror(t->peers[i].cma_error)
+                                               : "other bytes came");
             t->cma = false;
         }
     }

@@ -21,14 +21,14 @@ typedef enum ipc__path {
 typedef struct ipc__peer {
     ferry__ipc_link link;
     ferry__ipc_hello hello;
-    int32_t pid; /* as the kernel says */
+    int32_t pid;    /* as the kernel says */
     char label[64]; /* "ipc worker dp0 tp1 (pid 123)" */
     bool cma;
     int32_t cma_error;
-    bool done;             /* with the update at hand */
+    bool done; /* with the update at hand */
     uint64_t done_bytes;
     const ferry__ipc_boxes *boxes; /* of the update at hand; one of `lists` */
-    ferry__ipc_boxes *lists; /* distinct ones of this session */
+    ferry__ipc_boxes *lists;       /* distinct ones of this session */
     size_t n_lists, lists_capacity;
 } ipc__peer;
 
@@ -64,19 +64,19 @@ typedef struct ipc__trainer {
     ferry__ipc_ring *ring;
     size_t ring_bytes;
     uint32_t n_slots;
-    bool cma;              /* all peers can */
+    bool cma; /* all peers can */
     ipc__peer *peers;
     size_t n_peers, peers_capacity;
     ipc__segment *segments;
     size_t n_segments, segments_capacity;
-    uint64_t update;       /* number of the last one */
-    uint32_t ring_next;    /* slot number to be filled next */
+    uint64_t update;    /* number of the last one */
+    uint32_t ring_next; /* slot number to be filled next */
     uint64_t next_buffer_id;
 
     /* the round */
     uint64_t round;
-    ipc__buffer *buffers;  /* n_buffers of them */
-    bool in_update;        /* a control call is in flight */
+    ipc__buffer *buffers;               /* n_buffers of them */
+    bool in_update;                     /* a control call is in flight */
     uint64_t update_bytes, update_seen; /* declared, and reported as progress */
     bool used_shared, used_ring, used_cma, used_buffer;
 } ipc__trainer;
@@ -86,10 +86,10 @@ typedef struct ipc__chunk {
     const ferry_param_meta *params; /* of the chunk */
     size_t count;
     uint64_t bytes;
-    bool fetched;                 /* tensors are there (else: streaming) */
+    bool fetched; /* tensors are there (else: streaming) */
     ferry_tensor *tensors;
     ferry__ipc_handle *handles;
-    ferry__ipc_range *ranges;     /* of cma handles, by range number */
+    ferry__ipc_range *ranges; /* of cma handles, by range number */
     size_t n_ranges;
 } ipc__chunk;
 
@@ -139,8 +139,8 @@ ferry_status ipc__digester_send(ipc__digester *d);
 
 /* ---- ipc_trainer_ring.c ---- */
 /* Copies elements [first, first + count) of a tensor's logical order. */
-void ipc__copy_range(const ferry_tensor *tensor, int64_t first,
-                     int64_t count, void *out);
+void ipc__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
+                     void *out);
 /* Streams the ring's parameters of a chunk, fetching as it goes when they are
  * not there yet; digests the others on the way (digester may be NULL). */
 ferry_status ipc__ring_stream(ipc__trainer *t, ipc__chunk *chunk,

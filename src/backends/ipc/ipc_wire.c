@@ -63,8 +63,8 @@ static uint64_t get_u64(reader *r)
 static const char *type_name(uint32_t type)
 {
     static const char *const names[] = {
-        "?",      "hello",  "welcome", "ready",   "failure", "segment",
-        "drop",   "ranges", "update",  "boxes",   "digests", "done"};
+        "?",    "hello",  "welcome", "ready", "failure", "segment",
+        "drop", "ranges", "update",  "boxes", "digests", "done"};
 
     return type < sizeof(names) / sizeof(names[0]) ? names[type] : "?";
 }
@@ -127,8 +127,8 @@ ferry_status ferry__ipc_get_hello(const void *bytes, size_t size_bytes,
     out->magic = get_u32(&r);
     out->version = get_u32(&r);
     /* Another version may have another form behind these two. */
-    if (!r.bad && (out->magic != FERRY__IPC_MAGIC ||
-                   out->version != FERRY__IPC_VERSION))
+    if (!r.bad &&
+        (out->magic != FERRY__IPC_MAGIC || out->version != FERRY__IPC_VERSION))
         return FERRY_OK;
     out->tp_rank = (int32_t)get_u32(&r);
     out->tp_size = (int32_t)get_u32(&r);
@@ -160,8 +160,8 @@ ferry_status ferry__ipc_get_welcome(const void *bytes, size_t size_bytes,
     memset(out, 0, sizeof(*out));
     out->magic = get_u32(&r);
     out->version = get_u32(&r);
-    if (!r.bad && (out->magic != FERRY__IPC_MAGIC ||
-                   out->version != FERRY__IPC_VERSION))
+    if (!r.bad &&
+        (out->magic != FERRY__IPC_MAGIC || out->version != FERRY__IPC_VERSION))
         return FERRY_OK;
     out->flags = get_u32(&r);
     out->reader = get_u32(&r);
@@ -402,8 +402,8 @@ static ferry_status get_box_list(reader *r, ferry__ipc_boxes *v)
         return FERRY_ENOMEM;
     for (size_t p = 0; p < v->n_params && get_count(r, 12, &n); p++) {
         for (size_t b = 0; b < n && !r->bad; b++) {
-            FERRY_TRY(ferry__grow(&v->boxes, &capacity, used,
-                                  sizeof(*v->boxes)));
+            FERRY_TRY(
+                ferry__grow(&v->boxes, &capacity, used, sizeof(*v->boxes)));
             get_box(r, &v->boxes[used++]);
         }
         v->first[p + 1] = used;
@@ -427,9 +427,9 @@ ferry_status ferry__ipc_get_boxes(const void *bytes, size_t size_bytes,
 
         status = get_box_list(&r, &v);
         if (status >= 0 && digest != v.digest)
-            status = ferry_fail(FERRY_EPEER,
-                                "ipc frame boxes: the list has another "
-                                "digest than stated");
+            status =
+                ferry_fail(FERRY_EPEER, "ipc frame boxes: the list has another "
+                                        "digest than stated");
     }
     if (status >= 0)
         status = end(&r, FERRY__IPC_BOXES);

@@ -12,11 +12,11 @@
 #include "device/gate.h"
 #include <ferry/backend.h>
 
-#define FERRY__IPC_MAGIC 0x43504946u /* "FIPC" */
-#define FERRY__IPC_VERSION 1
-#define FERRY__IPC_TRANSPORT "ferry"
+#define FERRY__IPC_MAGIC        0x43504946u /* "FIPC" */
+#define FERRY__IPC_VERSION      1
+#define FERRY__IPC_TRANSPORT    "ferry"
 #define FERRY__IPC_SECRET_CHARS 64
-#define FERRY__IPC_PROBE_BYTES 16
+#define FERRY__IPC_PROBE_BYTES  16
 /* The largest frame taken before a peer has proved itself, and after. */
 #define FERRY__IPC_HELLO_MAX 256
 #define FERRY__IPC_FRAME_MAX ((size_t)256 << 20)
@@ -24,17 +24,17 @@
 /* ---- frames ---- */
 
 typedef enum ferry__ipc_type {
-    FERRY__IPC_HELLO = 1,   /* worker: who I am, and the secret */
-    FERRY__IPC_WELCOME = 2, /* trainer: the session; its segment follows */
-    FERRY__IPC_READY = 3,   /* worker: mapped; whether cma works */
-    FERRY__IPC_FAILURE = 4, /* either: why an update, or init, ended */
-    FERRY__IPC_SEGMENT = 5, /* trainer: shared memory; a descriptor follows */
-    FERRY__IPC_DROP = 6,    /* trainer: unmap a segment */
-    FERRY__IPC_RANGES = 7,  /* trainer: memory that may be read across */
-    FERRY__IPC_UPDATE = 8,  /* trainer: an update info is on its way */
-    FERRY__IPC_BOXES = 9,   /* worker: what it reads of each parameter */
+    FERRY__IPC_HELLO = 1,    /* worker: who I am, and the secret */
+    FERRY__IPC_WELCOME = 2,  /* trainer: the session; its segment follows */
+    FERRY__IPC_READY = 3,    /* worker: mapped; whether cma works */
+    FERRY__IPC_FAILURE = 4,  /* either: why an update, or init, ended */
+    FERRY__IPC_SEGMENT = 5,  /* trainer: shared memory; a descriptor follows */
+    FERRY__IPC_DROP = 6,     /* trainer: unmap a segment */
+    FERRY__IPC_RANGES = 7,   /* trainer: memory that may be read across */
+    FERRY__IPC_UPDATE = 8,   /* trainer: an update info is on its way */
+    FERRY__IPC_BOXES = 9,    /* worker: what it reads of each parameter */
     FERRY__IPC_DIGESTS = 10, /* trainer: XXH3-64 of those boxes */
-    FERRY__IPC_DONE = 11    /* worker: the update is loaded */
+    FERRY__IPC_DONE = 11     /* worker: the update is loaded */
 } ferry__ipc_type;
 
 typedef struct ferry__ipc_hello {
@@ -44,7 +44,7 @@ typedef struct ferry__ipc_hello {
 } ferry__ipc_hello;
 
 #define FERRY__IPC_WANT_DIGEST 0x1u
-#define FERRY__IPC_TRY_CMA 0x2u
+#define FERRY__IPC_TRY_CMA     0x2u
 
 typedef struct ferry__ipc_welcome {
     uint32_t magic, version, flags, reader;
@@ -82,7 +82,7 @@ typedef struct ferry__ipc_update {
     uint64_t update;          /* 1, 2, … of this session */
     uint64_t manifest_digest; /* of the parameters it declares */
     uint64_t handles_digest;
-    uint32_t ring_first;      /* number of its first slot */
+    uint32_t ring_first; /* number of its first slot */
     uint32_t reserved;
 } ferry__ipc_update;
 
@@ -92,7 +92,7 @@ typedef struct ferry__ipc_boxes {
     uint64_t digest; /* XXH3-64 of the list as it travels */
     bool listed;     /* false: the same list as an earlier one */
     size_t n_params;
-    size_t *first;   /* n_params + 1; owned */
+    size_t *first;    /* n_params + 1; owned */
     ferry_box *boxes; /* owned */
 } ferry__ipc_boxes;
 
@@ -172,8 +172,8 @@ typedef struct ferry__ipc_link {
 
 void ferry__ipc_link_close(ferry__ipc_link *link);
 /* Sends a built frame and, when fd >= 0, a byte that carries it. Frees s. */
-ferry_status ferry__ipc_link_send(ferry__ipc_link *link, ferry__str *s,
-                                  int fd, const ferry__waiter *w);
+ferry_status ferry__ipc_link_send(ferry__ipc_link *link, ferry__str *s, int fd,
+                                  const ferry__waiter *w);
 /* Waits for one frame; *out_bytes owned. A wait that ends before the first
  * byte (abort, deadline) leaves the link whole. */
 ferry_status ferry__ipc_link_recv(ferry__ipc_link *link, size_t max_bytes,
@@ -195,8 +195,8 @@ typedef enum ferry__ipc_kind {
 typedef struct ferry__ipc_handle {
     ferry__ipc_kind kind;
     bool strided;
-    uint64_t id;     /* segment or range */
-    uint64_t offset; /* bytes to element [0,0,…] */
+    uint64_t id;                    /* segment or range */
+    uint64_t offset;                /* bytes to element [0,0,…] */
     int64_t stride[FERRY_MAX_DIMS]; /* elements, when strided */
 } ferry__ipc_handle;
 
@@ -225,13 +225,13 @@ void ferry__ipc_handle_tensor(const ferry__ipc_handle *handle,
 
 #define FERRY__IPC_MAX_READERS 256
 #define FERRY__IPC_MAX_RECORDS 200
-#define FERRY__IPC_SLOT_BYTES ((uint64_t)1 << 20)
-#define FERRY__IPC_N_SLOTS 4u
+#define FERRY__IPC_SLOT_BYTES  ((uint64_t)1 << 20)
+#define FERRY__IPC_N_SLOTS     4u
 
 typedef struct ferry__ipc_reader {
-    ferry__gate consumed;             /* slots read, by number */
+    ferry__gate consumed; /* slots read, by number */
     _Alignas(64) _Atomic uint64_t taken_update;
-    _Atomic uint64_t taken_bytes;     /* of that update */
+    _Atomic uint64_t taken_bytes; /* of that update */
 } ferry__ipc_reader;
 
 /* Elements [first, first + count) of one parameter. */
@@ -262,8 +262,8 @@ void ferry__ipc_ring_init(ferry__ipc_ring *ring, uint32_t n_slots,
 ferry_status ferry__ipc_ring_check(const ferry__ipc_ring *ring,
                                    uint64_t size_bytes, uint32_t *out_slots,
                                    uint64_t *out_slot_bytes);
-ferry__ipc_slot *ferry__ipc_ring_slot(ferry__ipc_ring *ring,
-                                      uint32_t n_slots, uint32_t number);
+ferry__ipc_slot *ferry__ipc_ring_slot(ferry__ipc_ring *ring, uint32_t n_slots,
+                                      uint32_t number);
 char *ferry__ipc_ring_data(ferry__ipc_ring *ring, uint32_t n_slots,
                            uint64_t slot_bytes, uint32_t number);
 

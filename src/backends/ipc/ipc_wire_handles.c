@@ -62,8 +62,7 @@ static ferry_status get_strides(const json_t *value,
                                 const ferry_param_meta *param,
                                 ferry__ipc_handle *out)
 {
-    if (!json_is_array(value) ||
-        json_array_size(value) != (size_t)param->ndim)
+    if (!json_is_array(value) || json_array_size(value) != (size_t)param->ndim)
         return fail_handle(param->name, "strides must be a list with one "
                                         "number per dimension");
     for (int32_t d = 0; d < param->ndim; d++) {
@@ -152,8 +151,7 @@ ferry_status ferry__ipc_get_handles(const char *json,
     if (!handles)
         status = FERRY_ENOMEM;
     for (size_t i = 0; status >= 0 && i < count; i++)
-        status = get_handle(json_array_get(list, i), &params[i],
-                            &handles[i]);
+        status = get_handle(json_array_get(list, i), &params[i], &handles[i]);
     json_decref(list);
     if (status < 0)
         ferry__free(handles);
@@ -163,8 +161,7 @@ ferry_status ferry__ipc_get_handles(const char *json,
 }
 
 uint64_t ferry__ipc_handles_digest(const ferry__ipc_handle *handles,
-                                   const ferry_param_meta *params,
-                                   size_t count)
+                                   const ferry_param_meta *params, size_t count)
 {
     uint64_t digest = count;
 
@@ -190,9 +187,8 @@ static int64_t numel_of(const ferry_param_meta *param)
 }
 
 /* Lowest and highest element that the view touches, from [0,0,…]. */
-static bool extent_of(const ferry__ipc_handle *h,
-                      const ferry_param_meta *param, int64_t *out_low,
-                      int64_t *out_high)
+static bool extent_of(const ferry__ipc_handle *h, const ferry_param_meta *param,
+                      int64_t *out_low, int64_t *out_high)
 {
     int64_t low = 0, high = numel_of(param) - 1, span;
 
@@ -233,8 +229,8 @@ ferry_status ferry__ipc_handle_check(const ferry__ipc_handle *handle,
                           (long long)elem);
     inside = handle->offset <= INT64_MAX && size_bytes <= INT64_MAX &&
              extent_of(handle, param, &low, &high) &&
-             ferry__mul64(low, elem, &below) &&
-             high < INT64_MAX && ferry__mul64(high + 1, elem, &above) &&
+             ferry__mul64(low, elem, &below) && high < INT64_MAX &&
+             ferry__mul64(high + 1, elem, &above) &&
              (int64_t)handle->offset >= -below &&
              above <= (int64_t)size_bytes &&
              (int64_t)handle->offset <= (int64_t)size_bytes - above;
@@ -244,8 +240,7 @@ ferry_status ferry__ipc_handle_check(const ferry__ipc_handle *handle,
                           "reaches outside the %llu bytes of %s %llu",
                           param->name, (unsigned long long)handle->offset,
                           (unsigned long long)size_bytes,
-                          handle->kind == FERRY__IPC_CMA ? "range"
-                                                         : "segment",
+                          handle->kind == FERRY__IPC_CMA ? "range" : "segment",
                           (unsigned long long)handle->id);
     return FERRY_OK;
 }

@@ -12,8 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SLICE_MS 100
-#define PAGE ((uint64_t)4096)
+#define SLICE_MS  100
+#define PAGE      ((uint64_t)4096)
 #define SLOT_HEAD ((uint64_t)8192)
 
 _Static_assert(sizeof(ferry__ipc_slot) <= 8192, "a slot head is two pages");
@@ -25,8 +25,8 @@ void ferry__ipc_link_close(ferry__ipc_link *link)
     link->fd = -1;
 }
 
-ferry_status ferry__ipc_link_send(ferry__ipc_link *link, ferry__str *s,
-                                  int fd, const ferry__waiter *w)
+ferry_status ferry__ipc_link_send(ferry__ipc_link *link, ferry__str *s, int fd,
+                                  const ferry__waiter *w)
 {
     ferry_status status = FERRY_OK;
 
@@ -129,8 +129,9 @@ ferry_status ferry__ipc_ring_check(const ferry__ipc_ring *ring,
 
     if (size_bytes < heads_at() || ring->magic != FERRY__IPC_MAGIC ||
         ring->version != FERRY__IPC_VERSION)
-        return ferry_fail(FERRY_EPEER, "ipc segment: no session of version "
-                                       "%d",
+        return ferry_fail(FERRY_EPEER,
+                          "ipc segment: no session of version "
+                          "%d",
                           FERRY__IPC_VERSION);
     if (n_slots > 1024 || slot_bytes > (UINT64_C(1) << 32) ||
         slot_bytes % 64 != 0 ||
@@ -145,8 +146,8 @@ ferry_status ferry__ipc_ring_check(const ferry__ipc_ring *ring,
     return FERRY_OK;
 }
 
-ferry__ipc_slot *ferry__ipc_ring_slot(ferry__ipc_ring *ring,
-                                      uint32_t n_slots, uint32_t number)
+ferry__ipc_slot *ferry__ipc_ring_slot(ferry__ipc_ring *ring, uint32_t n_slots,
+                                      uint32_t number)
 {
     return (ferry__ipc_slot *)((char *)ring + heads_at() +
                                (number % n_slots) * SLOT_HEAD);

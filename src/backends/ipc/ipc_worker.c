@@ -7,8 +7,7 @@
 #include "base/alloc.h"
 
 static ferry_status worker_create(const ferry_worker_host *host,
-                                  ferry_worker_context *ctx,
-                                  void **out_self)
+                                  ferry_worker_context *ctx, void **out_self)
 {
     ipc__worker *w = ferry__alloc(sizeof(*w));
 

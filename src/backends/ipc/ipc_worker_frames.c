@@ -19,9 +19,8 @@ static ferry_status check_host(void *arg)
 
 ferry__waiter ipc__worker_waiter(ipc__worker *w, const char *what)
 {
-    return (ferry__waiter){check_host, w,
-                           ferry__deadline_in(w->host->remaining_ms(w->ctx)),
-                           what};
+    return (ferry__waiter){
+        check_host, w, ferry__deadline_in(w->host->remaining_ms(w->ctx)), what};
 }
 
 ipc__mapped *ipc__worker_segment(ipc__worker *w, uint64_t id)
@@ -49,8 +48,7 @@ void ipc__worker_unmap_all(ipc__worker *w)
     w->reader = NULL;
 }
 
-static ferry_status take_segment(ipc__worker *w, const void *bytes,
-                                 size_t size)
+static ferry_status take_segment(ipc__worker *w, const void *bytes, size_t size)
 {
     ferry__waiter wait = ipc__worker_waiter(w, "ipc segment");
     ferry__ipc_segment v;
@@ -91,8 +89,7 @@ static ferry_status take_drop(ipc__worker *w, const void *bytes, size_t size)
     return FERRY_OK;
 }
 
-static ferry_status take_failure(ipc__worker *w, const void *bytes,
-                                 size_t size)
+static ferry_status take_failure(ipc__worker *w, const void *bytes, size_t size)
 {
     ferry__ipc_failure f;
 
@@ -104,8 +101,7 @@ static ferry_status take_failure(ipc__worker *w, const void *bytes,
                       w->trainer_pid, f.text);
 }
 
-static ferry_status take_digests(ipc__worker *w, const void *bytes,
-                                 size_t size)
+static ferry_status take_digests(ipc__worker *w, const void *bytes, size_t size)
 {
     ferry__ipc_digests v;
 
@@ -120,17 +116,15 @@ static ferry_status take_digests(ipc__worker *w, const void *bytes,
     return FERRY_OK;
 }
 
-static ferry_status take_update(ipc__worker *w, const void *bytes,
-                                size_t size)
+static ferry_status take_update(ipc__worker *w, const void *bytes, size_t size)
 {
     ferry__ipc_update v;
 
     FERRY_TRY(ferry__ipc_get_update(bytes, size, &v));
     if (v.update > w->update)
-        return ferry_fail(FERRY_EORDER,
-                          "update %llu was asked for, the trainer is at %llu",
-                          (unsigned long long)w->update,
-                          (unsigned long long)v.update);
+        return ferry_fail(
+            FERRY_EORDER, "update %llu was asked for, the trainer is at %llu",
+            (unsigned long long)w->update, (unsigned long long)v.update);
     if (v.update == w->update) {
         w->announcement = v;
         w->announced = true;
@@ -138,8 +132,7 @@ static ferry_status take_update(ipc__worker *w, const void *bytes,
     return FERRY_OK;
 }
 
-static ferry_status take_frame(ipc__worker *w, const void *bytes,
-                               size_t size)
+static ferry_status take_frame(ipc__worker *w, const void *bytes, size_t size)
 {
     uint32_t type = ferry__ipc_frame_type(bytes, size);
 
@@ -159,8 +152,7 @@ static ferry_status take_frame(ipc__worker *w, const void *bytes,
     case FERRY__IPC_FAILURE:
         return take_failure(w, bytes, size);
     default:
-        return ferry_fail(FERRY_EPEER, "ipc trainer sent frame type %u",
-                          type);
+        return ferry_fail(FERRY_EPEER, "ipc trainer sent frame type %u", type);
     }
 }
 
@@ -184,8 +176,8 @@ ferry_status ipc__worker_look(ipc__worker *w, const char *what,
         return fail_gone(w, what);
     if (poll(&p, 1, (int)timeout_ms) <= 0)
         return w->host->check(w->ctx, what);
-    status = ferry__ipc_link_recv(&w->link, FERRY__IPC_FRAME_MAX, &bytes,
-                                  &size, &wait);
+    status = ferry__ipc_link_recv(&w->link, FERRY__IPC_FRAME_MAX, &bytes, &size,
+                                  &wait);
     if (status == FERRY_ECONN)
         return fail_gone(w, what);
     FERRY_TRY(status);
@@ -194,8 +186,7 @@ ferry_status ipc__worker_look(ipc__worker *w, const char *what,
     return status;
 }
 
-ferry_status ipc__worker_send(ipc__worker *w, ferry__str *s,
-                              const char *what)
+ferry_status ipc__worker_send(ipc__worker *w, ferry__str *s, const char *what)
 {
     ferry__waiter wait = ipc__worker_waiter(w, what);
     ferry_status status = ferry__ipc_link_send(&w->link, s, -1, &wait);

@@ -38,8 +38,9 @@ static ferry_status await_announcement(receive *r)
     ipc__worker *w = r->w;
 
     while (!w->announced)
-        FERRY_TRY(ipc__worker_look(w, "waiting for the trainer to announce "
-                                      "the update",
+        FERRY_TRY(ipc__worker_look(w,
+                                   "waiting for the trainer to announce "
+                                   "the update",
                                    IPC__SLICE_MS));
     if (w->announcement.manifest_digest !=
             ferry__manifest_digest(r->params, r->count) ||
@@ -80,8 +81,8 @@ static ferry_status check_handle(const receive *r, size_t i)
                               "field handles: parameter %s: the trainer "
                               "published no range %llu",
                               param->name, (unsigned long long)h->id);
-        return ferry__ipc_handle_check(
-            h, param, r->w->ranges.items[h->id].size_bytes);
+        return ferry__ipc_handle_check(h, param,
+                                       r->w->ranges.items[h->id].size_bytes);
     default:
         if (r->w->n_slots > 0)
             return FERRY_OK;
@@ -115,8 +116,8 @@ static ferry_status gather_boxes(receive *r, ferry__ipc_boxes *v)
 
         FERRY_TRY(r->w->host->boxes(r->w->ctx, i, &boxes, &n));
         for (size_t b = 0; b < n; b++) {
-            FERRY_TRY(ferry__grow(&v->boxes, &capacity, used,
-                                  sizeof(*v->boxes)));
+            FERRY_TRY(
+                ferry__grow(&v->boxes, &capacity, used, sizeof(*v->boxes)));
             v->boxes[used++] = boxes[b];
         }
         v->first[i + 1] = used;
@@ -190,8 +191,7 @@ static ferry_status cma_read(ipc__worker *w, uint64_t address, char *out,
     while (size_bytes > 0) {
         struct iovec mine = {out, size_bytes};
         struct iovec theirs = {(void *)(uintptr_t)address, size_bytes};
-        ssize_t n =
-            process_vm_readv(w->trainer_pid, &mine, 1, &theirs, 1, 0);
+        ssize_t n = process_vm_readv(w->trainer_pid, &mine, 1, &theirs, 1, 0);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -244,19 +244,15 @@ static ferry_status open_slot(receive *r, const char *name)
     const ferry__ipc_slot *head;
     char what[400];
 
-    snprintf(what, sizeof(what), "waiting for parameter %s in the ring",
-             name);
-    while (!ferry__gate_await(&w->ring->published, w->slot + 1,
-                              IPC__SLICE_MS))
+    snprintf(what, sizeof(what), "waiting for parameter %s in the ring", name);
+    while (!ferry__gate_await(&w->ring->published, w->slot + 1, IPC__SLICE_MS))
         FERRY_TRY(ipc__worker_look(w, what, 0));
     head = ferry__ipc_ring_slot(w->ring, w->n_slots, w->slot);
     r->n_records = head->n_records;
-    if (head->update != w->update ||
-        r->n_records > FERRY__IPC_MAX_RECORDS)
-        return ferry_fail(FERRY_EPEER,
-                          "the ring carries update %llu, this is update %llu",
-                          (unsigned long long)head->update,
-                          (unsigned long long)w->update);
+    if (head->update != w->update || r->n_records > FERRY__IPC_MAX_RECORDS)
+        return ferry_fail(
+            FERRY_EPEER, "the ring carries update %llu, this is update %llu",
+            (unsigned long long)head->update, (unsigned long long)w->update);
     memcpy(r->records, head->records, r->n_records * sizeof(*r->records));
     r->next_record = 0;
     r->slot_open = true;
@@ -270,9 +266,8 @@ static void close_slot(receive *r)
     r->slot_open = false;
 }
 
-static ferry_status check_record(const receive *r,
-                                 const ferry__ipc_record *rec, size_t i,
-                                 int64_t want)
+static ferry_status check_record(const receive *r, const ferry__ipc_record *rec,
+                                 size_t i, int64_t want)
 {
     size_t elem = ferry_dtype_bytes(r->params[i].dtype);
     int64_t left = ferry__meta_numel(&r->params[i]) - want;
@@ -285,8 +280,8 @@ static ferry_status check_record(const receive *r,
                           "parameter %s: the ring carries elements %lld + "
                           "%lld of number %u where %lld of number %zu is due",
                           r->params[i].name, (long long)rec->first,
-                          (long long)rec->count, rec->param,
-                          (long long)want, i);
+                          (long long)rec->count, rec->param, (long long)want,
+                          i);
     return FERRY_OK;
 }
 
@@ -310,8 +305,7 @@ static ferry_status load_ring(receive *r, size_t i)
         FERRY_TRY(check_record(r, rec, i, at));
         FERRY_TRY(w->host->load_range(
             w->ctx, i,
-            ferry__ipc_ring_data(w->ring, w->n_slots, w->slot_bytes,
-                                 w->slot) +
+            ferry__ipc_ring_data(w->ring, w->n_slots, w->slot_bytes, w->slot) +
                 rec->offset,
             rec->first, rec->count));
         at += rec->count;
@@ -413,13 +407,10 @@ static void begin_ring(receive *r)
 static void note_path(const receive *r)
 {
     char path[32];
-    const char *direct = r->used_shared ? "shared"
-                         : r->used_cma  ? "cma"
-                                        : "";
+    const char *direct = r->used_shared ? "shared" : r->used_cma ? "cma" : "";
 
     snprintf(path, sizeof(path), "%s%s%s", direct,
-             direct[0] && r->used_ring ? "+" : "",
-             r->used_ring ? "ring" : "");
+             direct[0] && r->used_ring ? "+" : "", r->used_ring ? "ring" : "");
     if (path[0])
         r->w->host->set_path(r->w->ctx, path);
 }
@@ -496,8 +487,8 @@ static ferry_status receive_locked(ipc__worker *w,
     r->params = w->host->declared(w->ctx, &r->count);
     w->update = info->update;
     w->announced = w->have_digests = false;
-    status = ferry__ipc_get_handles(info->handles, r->params, r->count,
-                                    &r->handles);
+    status =
+        ferry__ipc_get_handles(info->handles, r->params, r->count, &r->handles);
     if (status == FERRY_OK)
         status = run(r);
     if (w->announced)

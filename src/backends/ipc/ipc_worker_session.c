@@ -34,10 +34,9 @@ static ferry_status say_hello(ipc__worker *w, const char *secret,
                               const ferry__waiter *wait)
 {
     const ferry_worker_options *o = w->host->options(w->ctx);
-    ferry__ipc_hello v = {FERRY__IPC_MAGIC, FERRY__IPC_VERSION,
-                          o->tp_rank,       o->tp_size,
-                          o->dp_rank,       o->dp_size,
-                          (int32_t)getpid(), {0}};
+    ferry__ipc_hello v = {
+        FERRY__IPC_MAGIC, FERRY__IPC_VERSION, o->tp_rank,        o->tp_size,
+        o->dp_rank,       o->dp_size,         (int32_t)getpid(), {0}};
     ferry__str s = {0};
 
     memcpy(v.secret, secret, strnlen(secret, FERRY__IPC_SECRET_CHARS));
@@ -57,9 +56,9 @@ static ferry_status read_welcome(ipc__worker *w, ferry__ipc_welcome *out,
     if (ferry__ipc_frame_type(bytes, size) == FERRY__IPC_FAILURE) {
         status = ferry__ipc_get_failure(bytes, size, &f);
         if (status == FERRY_OK)
-            status = ferry_fail((ferry_status)f.status,
-                                "ipc trainer (pid %d): %s", w->trainer_pid,
-                                f.text);
+            status =
+                ferry_fail((ferry_status)f.status, "ipc trainer (pid %d): %s",
+                           w->trainer_pid, f.text);
     } else {
         status = ferry__ipc_get_welcome(bytes, size, out);
     }
@@ -112,13 +111,12 @@ static ferry__ipc_ready try_cma(const ipc__worker *w,
     n = process_vm_readv(w->trainer_pid, &mine, 1, &theirs, 1, 0);
     if (n < 0)
         ready.error = errno;
-    ready.cma = n == (ssize_t)sizeof(got) &&
-                memcmp(got, v->probe, sizeof(got)) == 0;
+    ready.cma =
+        n == (ssize_t)sizeof(got) && memcmp(got, v->probe, sizeof(got)) == 0;
     return ready;
 }
 
-static ferry_status handshake(ipc__worker *w,
-                              const ferry__ipc_init_info *info)
+static ferry_status handshake(ipc__worker *w, const ferry__ipc_init_info *info)
 {
     ferry__waiter wait = ipc__worker_waiter(w, "ipc init");
     ferry__ipc_welcome v;
@@ -181,8 +179,7 @@ void ipc__worker_unwatch(ipc__worker *w)
     w->stop_fd = -1;
 }
 
-ferry_status ipc__worker_join(ipc__worker *w,
-                              const ferry__ipc_init_info *info)
+ferry_status ipc__worker_join(ipc__worker *w, const ferry__ipc_init_info *info)
 {
     if (strcmp(info->transport, FERRY__IPC_TRANSPORT) != 0)
         return ferry_fail(FERRY_ENOTSUP,

@@ -22,8 +22,8 @@ typedef struct ipc__worker {
     ferry_worker_context *ctx;
     pthread_mutex_t lock;
 
-    bool hashing; /* init info: what is loaded is hashed */
-    bool digest;  /* the trainer sends digests to compare with */
+    bool hashing;         /* init info: what is loaded is hashed */
+    bool digest;          /* the trainer sends digests to compare with */
     ferry__ipc_link link; /* fd -1: no Ferry trainer */
     int32_t trainer_pid;
     ferry__ipc_ring *ring;
@@ -33,7 +33,7 @@ typedef struct ipc__worker {
     ferry__ipc_reader *reader;
     ipc__mapped *mapped;
     size_t n_mapped, mapped_capacity;
-    uint64_t *lists;   /* digests of the box lists that the trainer has */
+    uint64_t *lists; /* digests of the box lists that the trainer has */
     size_t n_lists, lists_capacity;
     uint64_t last_update;
 
@@ -50,12 +50,11 @@ typedef struct ipc__worker {
     ferry__ipc_digests digests;
     bool have_digests;
     uint64_t bytes;
-    uint32_t slot;     /* number of the slot to be read next */
+    uint32_t slot; /* number of the slot to be read next */
 } ipc__worker;
 
 /* ---- ipc_worker_session.c ---- */
-ferry_status ipc__worker_join(ipc__worker *w,
-                              const ferry__ipc_init_info *info);
+ferry_status ipc__worker_join(ipc__worker *w, const ferry__ipc_init_info *info);
 /* Closes the socket and unmaps everything. */
 void ipc__worker_leave(ipc__worker *w);
 void ipc__worker_unwatch(ipc__worker *w);
@@ -66,8 +65,7 @@ ferry__waiter ipc__worker_waiter(ipc__worker *w, const char *what);
  * or has given up is an error that says so. Asks the host too. */
 ferry_status ipc__worker_look(ipc__worker *w, const char *what,
                               int64_t timeout_ms);
-ferry_status ipc__worker_send(ipc__worker *w, ferry__str *s,
-                              const char *what);
+ferry_status ipc__worker_send(ipc__worker *w, ferry__str *s, const char *what);
 ipc__mapped *ipc__worker_segment(ipc__worker *w, uint64_t id);
 void ipc__worker_unmap_all(ipc__worker *w);
 
