@@ -170,6 +170,16 @@ foreach(folder IN ITEMS unit contract wire system model)
     endforeach()
 endforeach()
 
+# The references themselves, against values worked out by hand.
+ferry_glob(references tests/reference/check_*.py)
+foreach(file IN LISTS references)
+    get_filename_component(name "${file}" NAME_WE)
+    ferry_hints("${file}")
+    list(APPEND HINT_labels script)
+    ferry_add_test(reference_${name} model "${FERRY_PYTHON}"
+        -m pytest -q -p no:cacheprovider "${file}")
+endforeach()
+
 # ---- fuzz targets ---------------------------------------------------------
 ferry_glob(fuzzers tests/fuzz/fuzz_*.c)
 foreach(file IN LISTS fuzzers)
