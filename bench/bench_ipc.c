@@ -3,7 +3,7 @@
  * same bytes by as many processes and the reference loop (shared memory read
  * once with non-temporal stores). All ways run in turn, round after round, so
  * that a busy machine slows them alike; medians and spreads are printed.
- *   bench_ipc [--json] [--rounds N] [--small]
+ *   bench_ipc [--json] [--rounds N] [--only SET] [--small]
  * Every byte ends in the rank's own storage; after the last round it is
  * compared with bytes computed without the library. */
 #include "harness/ipc_rig.h"
@@ -26,6 +26,7 @@
 
 static int rounds = 9;
 static bool json;
+static const char *only; /* sets whose name holds this */
 
 static double now_ms(void)
 {
@@ -353,8 +354,8 @@ static void report(const char *set, const char *way, double *ms, int n,
     fflush(stdout);
 }
 
-static void run_set(const char *set, const shapes *s, int32_t tp_size,
-                    int32_t replicas, bool verify)
+static void run_one_set(const char *set, const shapes *s, int32_t tp_size,
+                        int32_t replicas, bool verify)
 {
     int32_t n = tp_size * replicas;
     static double ms[N_MODES + 2][ROUNDS_MAX];
@@ -403,6 +404,70 @@ static void run_set(const char *set, const shapes *s, int32_t tp_size,
     rig_source_close(src);
 }
 
+static void run_set(const char *set, const shapes *s, int32_t tp_size,
+                    int32_t replicas, bool verify)
+{
+    if (!only || strstr(set, only))
+        run_one_set(set, s, tp_size, replicas, verify);
+}
+
+/* The cost of a name: tiny tensors, so that bytes do not count. The first
+ * round bakes the plan, later ones replay it. */
+static void run_names(size_t n_names, double *first_us, double *later_us)
+{
+    static const mode way = {"shared, both digests", NULL, HASH_BOTH};
+    static double ms[ROUNDS_MAX];
+    rig_source *src;
+    ferry_source source;
+    shapes s = {0};
+    runner u;
+    char name[64];
+
+    memset(&u, 0, sizeof(u));
+    for (size_t i = 0; i < n_names; i++) {
+        snprintf(name, sizeof(name), "model.layers.%zu.w%zu.weight", i / 64,
+                 i % 64);
+        add(&s, name, 8, 4, RIG_ROWS);
+    }
+    src = rig_source_open(s.params, s.count, RIG_SHARED);
+    source = rig_source_of(src);
+    rig_source_fill(src, 1);
+    runner_open(&u, &way, &s, 1, 1, &source);
+    *first_us = runner_time(&u) * 1e3 / (double)n_names;
+    for (int k = 0; k < 5; k++)
+        ms[k] = runner_time(&u);
+    *later_us = median(ms, 5) * 1e3 / (double)n_names;
+    if (rig_differs(u.r, 1)) {
+        fprintf(stderr, "bench_ipc: names: %s\n", rig_differs(u.r, 1));
+        exit(1);
+    }
+    ferry_trainer_shutdown(&u.t);
+    rig_close(u.r);
+    rig_source_close(src);
+    free_shapes(&s);
+}
+
+static void report_names(bool small)
+{
+    static const size_t counts[] = {272, 3700, 140000};
+
+    for (int i = 0; i < (small ? 2 : 3); i++) {
+        double first, later;
+
+        run_names(counts[i], &first, &later);
+        if (json)
+            printf("{\"bench\":\"ipc\",\"case\":\"%zu names\","
+                   "\"value\":%.3f,\"unit\":\"us per name, replay\","
+                   "\"limit\":null,\"first_us\":%.3f,\"peers\":{},"
+                   "\"goal\":false,\"ok\":true}\n",
+                   counts[i], later, first);
+        else
+            printf("%7zu names: %.2f us a name when baked, %.2f replayed\n",
+                   counts[i], first, later);
+        fflush(stdout);
+    }
+}
+
 int main(int argc, char **argv)
 {
     bool small = false;
@@ -415,6 +480,8 @@ int main(int argc, char **argv)
             small = true;
         else if (strcmp(argv[i], "--rounds") == 0 && i + 1 < argc)
             rounds = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc)
+            only = argv[++i];
     }
     if (rounds < 1 || rounds > ROUNDS_MAX) {
         fprintf(stderr, "bench_ipc: rounds must be 1 to %d\n", ROUNDS_MAX);
@@ -428,6 +495,8 @@ int main(int argc, char **argv)
     run_set("smol 2x1", &a, 1, 2, true);
     run_set(small ? "2 large 1x1" : "1 GiB 1x1", &b, 1, 1, false);
     run_set(small ? "2 large 1x2" : "1 GiB 1x2", &b, 2, 1, false);
+    if (!only || strstr("names", only))
+        report_names(small);
     free_shapes(&a);
     free_shapes(&b);
     return 0;

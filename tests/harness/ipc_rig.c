@@ -38,6 +38,7 @@ const char *__tsan_default_options(void)
 typedef struct rank_model {
     const rig_options *options;
     int32_t tp_rank, tp_size, rank;
+    size_t cursor;
     ferry_param *params;
     ferry_step *steps;
     ferry_model model;
@@ -78,13 +79,16 @@ static ferry_status model_load(void *self, ferry_loader *loader,
 {
     rank_model *m = self;
 
-    for (size_t i = 0; i < m->options->count; i++) {
+    /* Names come in order, so the search goes on where it stopped. */
+    for (size_t k = 0; k < m->options->count; k++) {
+        size_t i = (m->cursor + k) % m->options->count;
         const rig_param *p = &m->options->params[i];
         ferry_tensor slot, src = *tensor;
         int64_t at, n;
 
         if (strcmp(p->name, name) != 0)
             continue;
+        m->cursor = i + 1;
         FERRY_TRY(ferry_loader_expect(loader, tensor, p->ndim, p->shape));
         FERRY_TRY(ferry_loader_slot(loader, i, &slot));
         if (p->cut != RIG_WHOLE) {

@@ -218,10 +218,12 @@ static ferry_status load_cma(receive *r, size_t i)
     uint64_t from =
         w->ranges.items[r->handles[i].id].address + r->handles[i].offset;
 
-    if (!r->scratch)
+    if (!r->scratch) {
         r->scratch = ferry__alloc_raw(CMA_PIECE);
-    if (!r->scratch)
-        return FERRY_ENOMEM;
+        if (!r->scratch)
+            return FERRY_ENOMEM;
+        w->host->count_buffers(w->ctx, (int64_t)CMA_PIECE);
+    }
     for (int64_t at = 0; at < numel; at += step) {
         int64_t n = numel - at < step ? numel - at : step;
         size_t bytes = (size_t)n * elem;
@@ -499,6 +501,8 @@ static ferry_status receive_locked(ipc__worker *w,
      * it from the socket and opens a new session. */
     if (w->link.broken)
         shutdown(w->link.fd, SHUT_RDWR);
+    if (r->scratch)
+        w->host->count_buffers(w->ctx, -(int64_t)CMA_PIECE);
     ferry__free(r->handles);
     ferry__free(r->scratch);
     ferry__free(r);
