@@ -55,3 +55,16 @@ function(ferry_module target)
         Threads::Threads ${CMAKE_DL_LIBS} m)
     set_property(GLOBAL APPEND PROPERTY FERRY_MODULES ${target})
 endfunction()
+
+# Makes a C file that holds `file` as the NUL-terminated text `symbol`.
+function(ferry_embed out file symbol)
+    set(input "${PROJECT_SOURCE_DIR}/${file}")
+    set(output "${PROJECT_BINARY_DIR}/embedded/${symbol}.c")
+    set(script "${PROJECT_SOURCE_DIR}/cmake/FerryEmbed.cmake")
+    add_custom_command(OUTPUT "${output}"
+        COMMAND "${CMAKE_COMMAND}" "-DINPUT=${input}" "-DOUTPUT=${output}"
+            "-DSYMBOL=${symbol}" -P "${script}"
+        DEPENDS "${input}" "${script}"
+        COMMENT "Embedding ${file}" VERBATIM)
+    set(${out} "${output}" PARENT_SCOPE)
+endfunction()

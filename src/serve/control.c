@@ -29,22 +29,49 @@ static void round_gates(ferry__server *s, bool close)
         s->gates_for_round == close)
         return;
     s->gates_for_round = close;
+    if (close)
+        ferry__history_stop(&s->history, true);
     for (int32_t i = 0; i < s->options->dp_size; i++) {
         if (close)
             ferry__replica_gate_close(&s->replicas[i]);
         else
             ferry__replica_gate_open(&s->replicas[i]);
     }
+    if (!close)
+        ferry__history_stop(&s->history, false);
 }
 
-void ferry__control_round_end(ferry__server *s, bool finished, double stop_ms,
+/* Books the round in history and metrics; how long generation stood. */
+static double record(ferry__server *s, bool finished, const char *line)
+{
+    char *version = finished ? ferry__server_version(s) : NULL;
+    ferry__round_sums sums;
+
+    ferry__history_end(&s->history, finished, version, line, &sums);
+    ferry__metrics_round(&s->metrics, finished, &sums);
+    ferry__free(version);
+    return sums.stop_seconds * 1e3;
+}
+
+/* A start that a rank refused as the caller's mistake was no round. */
+static void record_start(ferry__server *s, ferry_status st)
+{
+    if (st == FERRY_ENOTSUP || st == FERRY_EORDER)
+        ferry__history_forget(&s->history);
+    else if (st < 0)
+        (void)record(s, false, ferry_last_error());
+}
+
+void ferry__control_round_end(ferry__server *s, bool finished,
                               const char *line)
 {
-    double ms = (double)(ferry__now_ns() - s->round_started_ns) * 1e-6;
+    double ms, stop_ms;
 
     s->round_open = false;
     refresh_all(s);
     round_gates(s, false);
+    ms = (double)(ferry__now_ns() - s->round_started_ns) * 1e-6;
+    stop_ms = record(s, finished, line);
     pthread_mutex_lock(&s->lock);
     s->prepared = false;
     s->content++;
@@ -58,7 +85,6 @@ void ferry__control_round_end(ferry__server *s, bool finished, double stop_ms,
     ferry__free(s->last_failure);
     s->last_failure = line == NULL ? NULL : ferry__strdup(line);
     pthread_mutex_unlock(&s->lock);
-    ferry__metrics_round(&s->metrics, finished, stop_ms * 1e-3);
 }
 
 ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st)
@@ -68,7 +94,7 @@ ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st)
     snprintf(line, sizeof line, "%s", ferry_last_error());
     ferry__rank_call_abort(s);
     if (s->round_open)
-        ferry__control_round_end(s, false, 0, line);
+        ferry__control_round_end(s, false, line);
     ferry__log(FERRY_LOG_ERROR, "weight update failed: %s", line);
     return ferry__fail_line(st, line);
 }
@@ -103,6 +129,7 @@ ferry_status ferry__control_start(ferry__server *s, bool draft)
                         "start_weight_update called while a weight update is "
                         "already active. Call finish_weight_update first.");
     else if (st == FERRY_OK) {
+        ferry__history_begin(&s->history);
         st = ferry__rank_call(
             s, draft ? FERRY__RANK_START_DRAFT : FERRY__RANK_START, NULL, NULL);
         if (st == FERRY_OK) {
@@ -110,6 +137,7 @@ ferry_status ferry__control_start(ferry__server *s, bool draft)
             s->round_started_ns = ferry__now_ns();
         } else {
             st = ferry__control_round_failed(s, st);
+            record_start(s, st);
         }
     }
     ferry__rank_call_end(s);
@@ -167,7 +195,7 @@ static void end_open(ferry__server *s, ferry_status st, const char *why)
     ferry__rank_call_abort(s);
     ferry_fail(st, "%s", why);
     ferry__log(FERRY_LOG_WARN, "weight update ended: %s", why);
-    ferry__control_round_end(s, false, 0, why);
+    ferry__control_round_end(s, false, why);
 }
 
 ferry_status ferry__control_abort(ferry__server *s)

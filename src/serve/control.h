@@ -8,7 +8,7 @@
 
 /* Books the end of the open round: asks the ranks whether they may serve,
  * opens the gates. `line` is why it failed, NULL when it did not. */
-void ferry__control_round_end(ferry__server *s, bool finished, double stop_ms,
+void ferry__control_round_end(ferry__server *s, bool finished,
                               const char *line);
 /* A failed round: every rank lets go of it. Keeps the recorded line. */
 ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st);

@@ -111,17 +111,16 @@ static bool settle_part(ferry__server *s, const ferry__answers *a)
 /* Commits on all ranks while no step runs; the label changes with them. */
 static ferry_status commit_all(ferry__server *s, const char *version)
 {
-    int64_t start = ferry__now_ns();
     bool changed = round_changed(s), took = true;
     ferry__answers a = {0};
     ferry_status st;
-    double ms;
 
     FERRY_TRY(check_prepared(s));
     a.statuses =
         ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *a.statuses);
     if (a.statuses == NULL)
         return FERRY_ENOMEM;
+    ferry__history_stop(&s->history, true);
     for (int32_t i = 0; i < s->options->dp_size; i++)
         ferry__replica_gate_close(&s->replicas[i]);
     st = ferry__rank_call(s, FERRY__RANK_COMMIT, version == NULL ? "" : version,
@@ -130,11 +129,11 @@ static ferry_status commit_all(ferry__server *s, const char *version)
         took = settle_part(s, &a);
     if (took && version != NULL && changed)
         ferry__control_label(s, version);
-    ms = (double)(ferry__now_ns() - start) * 1e-6;
     if (st == FERRY_OK)
-        ferry__control_round_end(s, true, ms, NULL);
+        ferry__control_round_end(s, true, NULL);
     for (int32_t i = 0; i < s->options->dp_size; i++)
         ferry__replica_gate_open(&s->replicas[i]);
+    ferry__history_stop(&s->history, false);
     ferry__free(a.statuses);
     return st;
 }

@@ -69,6 +69,12 @@ static enum MHD_Result queue(struct MHD_Connection *c, ferry__exchange *x)
     MHD_add_response_header(response, "Content-Type", x->content_type);
     if (x->status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    if (x->policy != NULL) {
+        MHD_add_response_header(response, "Content-Security-Policy", x->policy);
+        MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+    }
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "Cache-Control", "no-store");
     result = MHD_queue_response(c, x->status, response);
     MHD_destroy_response(response);
     return result;

@@ -19,6 +19,7 @@ typedef struct ferry__exchange {
     unsigned int status; /* 200 unless set */
     ferry__str reply;
     const char *content_type; /* application/json unless set */
+    const char *policy;       /* what a page may do; NULL: no page */
 } ferry__exchange;
 
 typedef void (*ferry__handler)(ferry__exchange *x);

@@ -53,14 +53,20 @@ void ferry__metrics_request(ferry__metrics *m, const char *finish_reason,
     pthread_mutex_unlock(&m->lock);
 }
 
-void ferry__metrics_round(ferry__metrics *m, bool finished, double stop_seconds)
+void ferry__metrics_round(ferry__metrics *m, bool finished,
+                          const ferry__round_sums *sums)
 {
     pthread_mutex_lock(&m->lock);
     if (finished)
         m->rounds_finished++;
     else
         m->rounds_failed++;
-    m->stop_seconds += stop_seconds;
+    for (int i = 0; i < FERRY__PHASE_COUNT; i++)
+        m->rounds.phase_seconds[i] += sums->phase_seconds[i];
+    m->rounds.stop_seconds += sums->stop_seconds;
+    m->rounds.bytes_declared += sums->bytes_declared;
+    m->rounds.bytes_received += sums->bytes_received;
+    m->rounds.bytes_loaded += sums->bytes_loaded;
     pthread_mutex_unlock(&m->lock);
 }
 
@@ -131,6 +137,34 @@ static void requests_text(const ferry__metrics *m, ferry__str *out)
                           rows[i].reason, (unsigned long long)rows[i].n);
 }
 
+static void rounds_text(const ferry__round_sums *sums, ferry__str *out)
+{
+    static const char *const seconds = "ferry:round_phase_seconds_total";
+    static const char *const bytes = "ferry:round_bytes_total";
+    const struct {
+        const char *kind;
+        uint64_t n;
+    } rows[] = {{"declared", sums->bytes_declared},
+                {"received", sums->bytes_received},
+                {"loaded", sums->bytes_loaded}};
+
+    ferry__str_printf(out,
+                      "# HELP %s Wall time of weight updates, by phase.\n"
+                      "# TYPE %s counter\n",
+                      seconds, seconds);
+    for (int i = 0; i < FERRY__PHASE_COUNT; i++)
+        ferry__str_printf(out, "%s{phase=\"%s\"} %.9g\n", seconds,
+                          ferry__round_phase_name((ferry__round_phase)i),
+                          sums->phase_seconds[i]);
+    ferry__str_printf(out,
+                      "# HELP %s Bytes of weight updates, all ranks together.\n"
+                      "# TYPE %s counter\n",
+                      bytes, bytes);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        ferry__str_printf(out, "%s{kind=\"%s\"} %llu\n", bytes, rows[i].kind,
+                          (unsigned long long)rows[i].n);
+}
+
 void ferry__metrics_text(ferry__metrics *m, int32_t running, int32_t waiting,
                          ferry__str *out)
 {
@@ -150,7 +184,8 @@ void ferry__metrics_text(ferry__metrics *m, int32_t running, int32_t waiting,
     counter(out, "ferry:rounds_failed_total", "Weight updates that failed.",
             "counter", (double)m->rounds_failed);
     counter(out, "ferry:commit_stop_seconds_total",
-            "Time in which commits kept generation waiting.", "counter",
-            m->stop_seconds);
+            "Time in which weight updates kept generation waiting.", "counter",
+            m->rounds.stop_seconds);
+    rounds_text(&m->rounds, out);
     pthread_mutex_unlock(&m->lock);
 }

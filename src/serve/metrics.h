@@ -5,6 +5,7 @@
 #define FERRY_SERVE_METRICS_H
 
 #include "base/str.h"
+#include "serve/history.h"
 
 #include <pthread.h>
 
@@ -31,7 +32,7 @@ typedef struct ferry__metrics {
     uint64_t prompt_tokens, generation_tokens;
     uint64_t requests_stop, requests_length, requests_abort, requests_error;
     uint64_t rounds_finished, rounds_failed;
-    double stop_seconds; /* time in which a commit kept steps waiting */
+    ferry__round_sums rounds; /* of all rounds together */
 } ferry__metrics;
 
 void ferry__metrics_init(ferry__metrics *m);
@@ -41,7 +42,7 @@ void ferry__metrics_end(ferry__metrics *m, ferry__operation op, double seconds);
 void ferry__metrics_request(ferry__metrics *m, const char *finish_reason,
                             int32_t prompt_tokens, int32_t output_tokens);
 void ferry__metrics_round(ferry__metrics *m, bool finished,
-                          double stop_seconds);
+                          const ferry__round_sums *sums);
 void ferry__metrics_text(ferry__metrics *m, int32_t running, int32_t waiting,
                          ferry__str *out);
 

@@ -172,6 +172,7 @@ static void collect(ferry__server *s, bool *pending, ferry__answers *a,
             st = waits ? ferry_fail(FERRY_EPEER, "replica %d rank %d: %s",
                                     r->index, i % s->options->tp_size, reason)
                        : receive_one(s, i, a, &w);
+            ferry__history_answer(&s->history, i);
             pending[i] = false;
             if (a->statuses != NULL)
                 a->statuses[i] = st;
@@ -204,6 +205,7 @@ ferry_status ferry__rank_call(ferry__server *s, ferry__rank_kind kind,
     if (a == NULL)
         a = &own;
     pthread_mutex_lock(&s->calls);
+    ferry__history_call(&s->history, kind);
     for (int32_t i = 0; i < ferry__rank_world(s); i++) {
         ferry__replica *r = &s->replicas[i / s->options->tp_size];
         int32_t rank = i % s->options->tp_size;
@@ -222,6 +224,7 @@ ferry_status ferry__rank_call(ferry__server *s, ferry__rank_kind kind,
         }
     }
     collect(s, pending, a, kind == FERRY__RANK_UPDATE);
+    ferry__history_called(&s->history);
     pthread_mutex_unlock(&s->calls);
     ferry__free(pending);
     if (a->first < 0)

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "serve/http.h"
+#include "serve/page.h"
 
 #include <string.h>
 #include <time.h>
@@ -47,6 +48,7 @@ static void handle_metrics(ferry__exchange *x)
 
     ferry__scheduler_load(x->server, &running, &waiting);
     ferry__metrics_text(&x->server->metrics, running, waiting, &x->reply);
+    ferry__page_metrics(x->server, &x->reply);
     x->content_type = "text/plain; version=0.0.4; charset=utf-8";
 }
 
@@ -120,6 +122,7 @@ static void handle_status(ferry__exchange *x)
         "last_stop_ms", s->last_stop_ms, "replicas", replicas);
     json_object_set_new(out, "paused", json_string(pauses[s->paused]));
     pthread_mutex_unlock(&s->lock);
+    ferry__page_status(s, out);
     ferry__reply_json(x, out);
 }
 
@@ -129,4 +132,5 @@ const ferry__route ferry__routes_info[] = {
     {"GET", "/metrics", 0, handle_metrics},
     {"GET", "/version", 0, handle_version},
     {"GET", "/ferry/status", 0, handle_status},
+    {"GET", "/ferry/", FERRY__ROUTE_OPEN, ferry__page_handle},
     {NULL, NULL, 0, NULL}};
