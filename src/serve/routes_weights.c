@@ -31,34 +31,40 @@ static int64_t begin_call(ferry__exchange *x, ferry__operation op)
     return ferry__now_ns();
 }
 
-static void handle_init(ferry__exchange *x)
+/* The object (or, where `or_list`, the list) that the body holds under `key`,
+ * as compact text to free; NULL when a reply was made. */
+static char *read_info(ferry__exchange *x, const char *key, bool or_list)
 {
     json_t *body, *info;
-    char *text;
-    int64_t start;
+    char location[64];
+    char *text = NULL;
 
     if (!ferry__body_object(x, false, &body))
-        return;
-    info = json_object_get(body, "init_info");
-    if (!json_is_object(info)) {
-        ferry__reply_invalid(x, "body.init_info",
-                             info == NULL ? "missing" : "dict_type",
-                             info == NULL ? "Field required"
-                                          : "Input should be a valid "
-                                            "dictionary");
-        json_decref(body);
-        return;
-    }
-    text = json_dumps(info, JSON_COMPACT);
-    json_decref(body);
-    if (text == NULL) {
+        return NULL;
+    info = json_object_get(body, key);
+    snprintf(location, sizeof location, "body.%s", key);
+    if (info == NULL)
+        ferry__reply_invalid(x, location, "missing", "Field required");
+    else if (!json_is_object(info) && !(or_list && json_is_array(info)))
+        ferry__reply_invalid(x, location, "dict_type",
+                             "Input should be a valid dictionary");
+    else if ((text = json_dumps(info, JSON_COMPACT)) == NULL)
         ferry__reply_error(x, 500, NULL, "out of memory");
+    json_decref(body);
+    return text;
+}
+
+static void handle_init(ferry__exchange *x)
+{
+    char *info = read_info(x, "init_info", false);
+    int64_t start;
+
+    if (info == NULL)
         return;
-    }
     start = begin_call(x, FERRY__OP_INIT);
-    finish_call(x, FERRY__OP_INIT, start, ferry__control_init(x->server, text),
+    finish_call(x, FERRY__OP_INIT, start, ferry__control_init(x->server, info),
                 "Weight transfer initialized");
-    free(text);
+    free(info);
 }
 
 static void handle_start(ferry__exchange *x)
@@ -81,32 +87,15 @@ static void handle_start_draft(ferry__exchange *x)
 
 static void handle_update(ferry__exchange *x)
 {
-    json_t *body, *info;
-    char *text;
+    char *info = read_info(x, "update_info", true);
     int64_t start;
 
-    if (!ferry__body_object(x, false, &body))
+    if (info == NULL)
         return;
-    info = json_object_get(body, "update_info");
-    if (!json_is_object(info) && !json_is_array(info)) {
-        ferry__reply_invalid(x, "body.update_info",
-                             info == NULL ? "missing" : "dict_type",
-                             info == NULL ? "Field required"
-                                          : "Input should be a valid "
-                                            "dictionary");
-        json_decref(body);
-        return;
-    }
-    text = json_dumps(info, JSON_COMPACT);
-    json_decref(body);
-    if (text == NULL) {
-        ferry__reply_error(x, 500, NULL, "out of memory");
-        return;
-    }
     start = begin_call(x, FERRY__OP_UPDATE);
     finish_call(x, FERRY__OP_UPDATE, start,
-                ferry__control_update(x->server, text), "Weights updated");
-    free(text);
+                ferry__control_update(x->server, info), "Weights updated");
+    free(info);
 }
 
 /* Reads an optional string field; false when a reply was made. *out is
