@@ -180,15 +180,17 @@ ferry_status ferry_worker_create(const ferry_worker_options *options,
     w = ferry__alloc(sizeof(*w));
     if (w == NULL)
         return FERRY_ENOMEM;
-    st = ferry__round_init(&w->round, options->deadline_ms,
-                           options->no_progress_ms);
+    /* The caller's struct may be shorter: only the copy has all fields. */
+    st = copy_options(options, w);
+    if (st == FERRY_OK)
+        st = ferry__round_init(&w->round, w->options.deadline_ms,
+                               w->options.no_progress_ms);
     if (st < 0) {
+        ferry__free(w->backend);
         ferry__free(w);
         return st;
     }
-    st = copy_options(options, w);
-    if (st == FERRY_OK)
-        st = target_open(w, model, "target");
+    st = target_open(w, model, "target");
     if (st == FERRY_OK && draft != NULL)
         st = target_open(w, draft, "draft");
     w->target = &w->targets[0];
