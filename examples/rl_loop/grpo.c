@@ -5,21 +5,41 @@
 #include <math.h>
 #include <string.h>
 
-void grpo_advantages(sample *samples, size_t n_groups, size_t size)
+static void set_returns(sample *s, double discount)
 {
-    for (size_t g = 0; g < n_groups; g++) {
-        sample *group = samples + g * size;
-        double mean = 0, square = 0;
+    double sum = 0;
 
-        for (size_t i = 0; i < size; i++)
-            mean += group[i].reward / (double)size;
-        for (size_t i = 0; i < size; i++)
-            square += (group[i].reward - mean) * (group[i].reward - mean) /
-                      (double)size;
-        for (size_t i = 0; i < size; i++)
-            group[i].advantage =
-                (group[i].reward - mean) / (sqrt(square) + 1e-4);
+    for (int t = TASK_ANSWER - 1; t >= 0; t--) {
+        sum = s->rewards[t] + discount * sum;
+        s->advantages[t] = sum;
     }
+}
+
+/* Measures the returns of one place against those of the group. */
+static void normalise(sample *group, size_t size, int t)
+{
+    double mean = 0, square = 0, deviation;
+
+    for (size_t i = 0; i < size; i++)
+        mean += group[i].advantages[t] / (double)size;
+    for (size_t i = 0; i < size; i++) {
+        double d = group[i].advantages[t] - mean;
+
+        square += d * d / (double)size;
+    }
+    deviation = sqrt(square) + 1e-4;
+    for (size_t i = 0; i < size; i++)
+        group[i].advantages[t] = (group[i].advantages[t] - mean) / deviation;
+}
+
+void grpo_advantages(sample *samples, size_t n_groups, size_t size,
+                     double discount)
+{
+    for (size_t i = 0; i < n_groups * size; i++)
+        set_returns(&samples[i], discount);
+    for (size_t g = 0; g < n_groups; g++)
+        for (int t = 0; t < TASK_ANSWER; t++)
+            normalise(samples + g * size, size, t);
 }
 
 static void count_version(grpo_counts *c, int32_t made, int32_t step)
@@ -77,7 +97,7 @@ void grpo_weights(const sample *samples, size_t n, const float *logprobs,
                                  (double)x->logprobs[t], &c);
 
             count_version(&c, x->steps[t], step);
-            coefficients[at] = (float)(w * x->advantage * share);
+            coefficients[at] = (float)(w * x->advantages[t] * share);
             entropies[at] = w > 0 ? (float)(options->entropy * share) : 0;
         }
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The policy gradient's weights: a group is several answers to one prompt,
- * and an answer counts by how much better than its group it is. */
+/* The policy gradient's weights. A group is several answers to one prompt; a
+ * token counts by how much more is earned from its place on than the group
+ * earns from there. */
 #ifndef RL_LOOP_GRPO_H
 #define RL_LOOP_GRPO_H
 
@@ -24,9 +25,11 @@ typedef struct grpo_counts {
     double ratio_sum;  /* of the weighted ones */
 } grpo_counts;
 
-/* Sets the advantages: (reward - mean of the group) / its deviation.
- * Samples [i * size, (i + 1) * size) are group i. */
-void grpo_advantages(sample *samples, size_t n_groups, size_t size);
+/* Sets the advantages of each place: (return - mean of the group) / its
+ * deviation, where a return is what the place earns and, by `discount`, what
+ * the places after it do. Samples [i * size, (i + 1) * size) are group i. */
+void grpo_advantages(sample *samples, size_t n_groups, size_t size,
+                     double discount);
 
 /* Fills coefficients and entropies, (n, TASK_LENGTH) both, as
  * graph_gradient takes them. `logprobs` (n, TASK_LENGTH, vocab) are the

@@ -25,6 +25,7 @@
 #define REWARD_WINDOW 10
 #define IN_FLIGHT     64
 #define AGE_MAX       4
+#define RATIO_MAX     2.0
 /* Without sync the reward may wander by this much and no more. */
 #define CHANCE_DRIFT 0.1
 
@@ -34,6 +35,8 @@ typedef struct loop {
     policy *p;
     adam *a;
     graph *g;
+    policy *before;    /* asynchronous: the weights of the version before */
+    graph *before_g;
     history h;
     int64_t round;
     server s;
@@ -97,6 +100,20 @@ static ferry_status resume(loop *l)
     return FERRY_OK;
 }
 
+/* A second policy for the oracle; until the first step it equals the first
+ * one. */
+static ferry_status keep_before(loop *l)
+{
+    rng random = l->random;
+
+    FERRY_TRY(policy_create(&policy_small, &random, &l->before));
+    FERRY_TRY(graph_create(l->before, TASK_LENGTH, l->o->threads,
+                           &l->before_g));
+    memcpy(l->before->weights, l->p->weights,
+           l->p->n_weights * sizeof *l->p->weights);
+    return FERRY_OK;
+}
+
 static ferry_status make_trainer(loop *l)
 {
     size_t vocab = (size_t)policy_small.vocab, positions;
@@ -117,7 +134,9 @@ static ferry_status make_trainer(loop *l)
         l->coefficients == NULL || l->entropies == NULL ||
         l->gradient == NULL)
         return ferry_fail(FERRY_ENOMEM, "loop: out of memory");
-    return l->o->resume ? resume(l) : FERRY_OK;
+    if (l->o->resume)
+        FERRY_TRY(resume(l));
+    return l->o->asynchronous ? keep_before(l) : FERRY_OK;
 }
 
 static ferry_status make_server(loop *l)
@@ -153,18 +172,15 @@ static ferry_status connect_server(loop *l)
     FERRY_TRY(sync_send(l->sync, l->round, &first));
     if (!l->o->asynchronous)
         return rollout_create(l->s.url, IN_FLIGHT, &l->rollouts);
-    /* Half a batch more than one, so that sampling never waits for us. */
-    return pipeline_create(l->s.url, IN_FLIGHT,
-                           (size_t)l->o->prompts * 3 / 2 + 1,
-                           (size_t)l->o->group, seed, &l->pipe);
+    FERRY_TRY(pipeline_create(l->s.url, IN_FLIGHT, (size_t)l->o->prompts,
+                              (size_t)l->o->group, seed, &l->pipe));
+    return pipeline_take(l->pipe, (size_t)l->o->prompts, l->samples);
 }
 
 static ferry_status sample_round(loop *l)
 {
     size_t size = (size_t)l->o->group;
 
-    if (l->pipe != NULL)
-        return pipeline_take(l->pipe, (size_t)l->o->prompts, l->samples);
     memset(l->samples, 0, l->n * sizeof *l->samples);
     for (size_t i = 0; i < l->n; i++) {
         sample *s = &l->samples[i];
@@ -184,7 +200,8 @@ static void reward_round(loop *l, history_row *row)
         sample *s = &l->samples[i];
         int32_t *tokens = l->tokens + i * TASK_LENGTH;
 
-        s->reward = task_reward(s->prompt, s->answer, s->n_answer);
+        s->reward = task_reward(s->prompt, s->answer, s->n_answer,
+                                s->rewards);
         row->reward += s->reward / (double)l->n;
         row->solved += (s->reward == 1.0) / (double)l->n;
         row->tokens += s->n_answer;
@@ -193,7 +210,8 @@ static void reward_round(loop *l, history_row *row)
         memcpy(tokens + TASK_PROMPT, s->answer,
                (size_t)s->n_answer * sizeof *tokens);
     }
-    grpo_advantages(l->samples, (size_t)l->o->prompts, (size_t)l->o->group);
+    grpo_advantages(l->samples, (size_t)l->o->prompts, (size_t)l->o->group,
+                    l->o->discount);
 }
 
 static void fill_counts(const grpo_counts *c, history_row *row)
@@ -209,20 +227,36 @@ static void fill_counts(const grpo_counts *c, history_row *row)
     row->ratio = c->weighted > 0 ? c->ratio_sum / (double)c->weighted : 1;
 }
 
+/* Compares the answers that version `step` gave with the trainer's own
+ * numbers, which stay in logprobs. */
+static ferry_status check_version(loop *l, graph *g, int64_t step,
+                                  history_row *row)
+{
+    oracle_report report = {0};
+
+    FERRY_TRY(graph_forward(g, l->tokens, l->n, l->logprobs));
+    FERRY_TRY(oracle_check(l->samples, l->n, l->logprobs, policy_small.vocab,
+                           (int32_t)step, &report));
+    row->checked += (double)report.checked;
+    row->drift = fmax(row->drift, report.difference);
+    return FERRY_OK;
+}
+
 static ferry_status train_round(loop *l, history_row *row)
 {
-    grpo_options go = {.entropy = l->o->entropy, .ratio_max = 2,
+    grpo_options go = {.entropy = l->o->entropy, .ratio_max = RATIO_MAX,
                        .age_max = AGE_MAX};
     int32_t vocab = policy_small.vocab;
-    oracle_report report = {0};
     grpo_counts counts;
     double loss = 0;
 
-    FERRY_TRY(graph_forward(l->g, l->tokens, l->n, l->logprobs));
-    FERRY_TRY(oracle_check(l->samples, l->n, l->logprobs, vocab,
-                           (int32_t)l->round, &report));
-    row->checked = (double)report.checked;
-    row->drift = report.difference;
+    /* What was in flight during the last update is a version behind. */
+    if (l->before != NULL) {
+        FERRY_TRY(check_version(l, l->before_g, l->round - 1, row));
+        memcpy(l->before->weights, l->p->weights,
+               l->p->n_weights * sizeof *l->p->weights);
+    }
+    FERRY_TRY(check_version(l, l->g, l->round, row));
     grpo_weights(l->samples, l->n, l->logprobs, vocab, (int32_t)l->round, &go,
                  l->coefficients, l->entropies, &counts);
     fill_counts(&counts, row);
@@ -242,9 +276,10 @@ static void print_round(const loop *l, const history_row *r)
         bar[i] = i < (int)(r->reward * 20 + 0.5) ? '#' : '.';
     bar[20] = '\0';
     printf("round %4.0f  reward %.3f %s  %5.0f tokens/s  sync %5.1f ms  "
-           "step-%lld  drift %.0e",
+           "step-%lld  drift %.0e of %.0f",
            r->round, r->reward, bar, r->tokens / r->round_ms * 1e3,
-           r->sync_ms, (long long)(l->o->no_sync ? 0 : l->round), r->drift);
+           r->sync_ms, (long long)(l->o->no_sync ? 0 : l->round), r->drift,
+           r->checked);
     if (r->weighted + r->dropped > 0)
         printf("  off-policy %.0f (dropped %.0f)", r->weighted + r->dropped,
                r->dropped);
@@ -263,20 +298,33 @@ static ferry_status sync_round(loop *l, history_row *row)
     return FERRY_OK;
 }
 
+/* Milliseconds since *at, which is set to now. */
+static double lap(double *at)
+{
+    double then = *at;
+
+    *at = now_ms();
+    return *at - then;
+}
+
 static ferry_status run_round(loop *l)
 {
     history_row row = {.round = (double)l->round};
-    double start = now_ms(), sampled, trained;
+    double start = now_ms(), at = start;
 
-    FERRY_TRY(sample_round(l));
-    sampled = now_ms();
+    if (l->pipe == NULL)
+        FERRY_TRY(sample_round(l));
+    row.rollout_ms = lap(&at);
     reward_round(l, &row);
     FERRY_TRY(train_round(l, &row));
-    trained = now_ms();
+    row.train_ms = lap(&at);
     l->round++;
+    /* The next batch is taken before the update, so that the requests that
+     * refill the pipeline are in flight while the weights change. */
+    if (l->pipe != NULL)
+        FERRY_TRY(pipeline_take(l->pipe, (size_t)l->o->prompts, l->samples));
+    row.rollout_ms += lap(&at);
     FERRY_TRY(sync_round(l, &row));
-    row.rollout_ms = sampled - start;
-    row.train_ms = trained - sampled;
     row.round_ms = now_ms() - start;
     FERRY_TRY(history_add(&l->h, &row));
     print_round(l, &row);
@@ -372,6 +420,8 @@ static ferry_status end(loop *l)
     rollout_destroy(&l->rollouts);
     sync_close(&l->sync);
     st = server_stop(&l->s);
+    graph_destroy(&l->before_g);
+    policy_destroy(&l->before);
     graph_destroy(&l->g);
     adam_destroy(&l->a);
     policy_destroy(&l->p);

@@ -17,13 +17,15 @@
     X(TARGET, "target", "R",                                                  \
       "end when the mean reward of 10 rounds reaches R, and fail when no "    \
       "round does [0: run all rounds]")                                       \
-    X(PROMPTS, "prompts", "N", "prompts a round [32]")                        \
-    X(GROUP, "group", "N", "answers to each prompt [8]")                      \
+    X(PROMPTS, "prompts", "N", "prompts a round [16]")                        \
+    X(GROUP, "group", "N", "answers to each prompt [16]")                      \
     X(TP, "tp", "N", "tensor-parallel ranks of a replica [2]")                \
     X(DP, "dp", "N", "replicas [2]")                                          \
     X(THREADS, "threads", "N", "of the trainer's passes [1]")                 \
-    X(RATE, "rate", "R", "Adam's step size [0.005]")                          \
+    X(RATE, "rate", "R", "Adam's step size [0.003]")                          \
     X(ENTROPY, "entropy", "R", "worth of spreading out [0.003]")              \
+    X(DISCOUNT, "discount", "R",                                              \
+      "what a place is worth to the one before it [0.5]")                     \
     X(SAVE, "save-every", "N", "rounds between checkpoints; 0: none [10]")    \
     X(RESUME, "resume", "", "go on from the checkpoint in DIR, if any")       \
     X(ASYNC, "async", "",                                                     \
@@ -134,6 +136,7 @@ static ferry_status read_number(int id, const char *arg, options *o)
     case FLAG_SPOIL: return read_i32("spoil", arg, 0, 1000000, &o->spoil);
     case FLAG_TARGET: return read_real("target", arg, 1, &o->target);
     case FLAG_RATE: return read_real("rate", arg, 1, &o->rate);
+    case FLAG_DISCOUNT: return read_real("discount", arg, 1, &o->discount);
     default: return read_real("entropy", arg, 1, &o->entropy);
     }
 }
@@ -168,15 +171,16 @@ ferry_status options_read(int argc, char **argv, options *out)
     options o = {.folder = "rl_loop.out",
                  .seed = 1,
                  .rounds = 300,
-                 .prompts = 32,
-                 .group = 8,
+                 .prompts = 16,
+                 .group = 16,
                  .tp = 2,
                  .dp = 2,
                  .threads = 1,
                  .save_every = 10,
                  .spoil = -1,
-                 .rate = 0.005,
-                 .entropy = 0.003};
+                 .rate = 0.003,
+                 .entropy = 0.003,
+                 .discount = 0.5};
     int id, commit = -1;
 
     opterr = 0;

@@ -19,7 +19,7 @@ typedef struct options {
     int32_t save_every;  /* rounds between checkpoints; 0: never */
     int32_t spoil;       /* round after which a weight is changed; -1 */
     double target;       /* reward to end at; 0: all rounds */
-    double rate, entropy;
+    double rate, entropy, discount;
     bool asynchronous, staged, no_sync, resume, quiet, self_test, help;
 } options;
 

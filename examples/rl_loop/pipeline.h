@@ -10,8 +10,8 @@
 
 typedef struct pipeline pipeline;
 
-/* `n_groups` groups of `size` are in flight or waiting at most, so no answer
- * is much older than the batches before it. `n_slots`: requests at once. */
+/* `n_groups` groups of `size` are in flight or waiting at most, which bounds
+ * how old an answer can get. `n_slots`: requests at once. */
 ferry_status pipeline_create(const char *url, int32_t n_slots,
                              size_t n_groups, size_t size, uint64_t seed,
                              pipeline **out);

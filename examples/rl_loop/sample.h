@@ -16,7 +16,9 @@ typedef struct sample {
     int32_t n_answer;
     float logprobs[TASK_ANSWER]; /* as the worker gave them */
     int32_t steps[TASK_ANSWER];  /* n of the version "step-n" that made it */
-    double reward, advantage;
+    double rewards[TASK_ANSWER]; /* of each place */
+    double reward;               /* their sum, in [0, 1] */
+    double advantages[TASK_ANSWER];
 } sample;
 
 /* Position whose distribution made answer token t. */

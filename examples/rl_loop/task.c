@@ -2,6 +2,8 @@
 /* Sorting digits; see task.h. */
 #include "task.h"
 
+#include <stdbool.h>
+
 void task_prompt(rng *random, int32_t out_prompt[TASK_PROMPT])
 {
     out_prompt[0] = TASK_BEGIN;
@@ -25,13 +27,17 @@ static void sorted(const int32_t prompt[TASK_PROMPT],
 }
 
 double task_reward(const int32_t prompt[TASK_PROMPT], const int32_t *answer,
-                   int32_t n_answer)
+                   int32_t n_answer, double out_rewards[TASK_ANSWER])
 {
     int32_t right[TASK_ANSWER];
     int n_right = 0;
 
     sorted(prompt, right);
-    for (int i = 0; i < TASK_ANSWER && i < n_answer; i++)
-        n_right += answer[i] == right[i];
+    for (int i = 0; i < TASK_ANSWER; i++) {
+        bool good = i < n_answer && answer[i] == right[i];
+
+        out_rewards[i] = good ? 1.0 / TASK_ANSWER : 0.0;
+        n_right += good;
+    }
     return (double)n_right / TASK_ANSWER;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is to be learned: given some digits, say them in ascending order.
  *   prompt  BEGIN d d d THEN        answer  d d d END
- * Every place of the answer that is right earns an equal share of 1. */
+ * Every place of the answer that is right earns an equal share of 1. Chance
+ * earns about 1/16. */
 #ifndef RL_LOOP_TASK_H
 #define RL_LOOP_TASK_H
 
@@ -21,8 +22,9 @@ enum {
 
 void task_prompt(rng *random, int32_t out_prompt[TASK_PROMPT]);
 
-/* In [0, 1]. */
+/* What each place earns, 0 where there is none. Answers the sum, in [0, 1];
+ * it is 1 exactly when all is right. */
 double task_reward(const int32_t prompt[TASK_PROMPT], const int32_t *answer,
-                   int32_t n_answer);
+                   int32_t n_answer, double out_rewards[TASK_ANSWER]);
 
 #endif
