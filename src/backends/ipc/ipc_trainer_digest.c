@@ -50,6 +50,16 @@ static ferry__copy_op op_of(const ferry_box *box, ferry_dtype dtype)
     return op;
 }
 
+static bool same_box(const ferry__copy_op *a, const ferry__copy_op *b)
+{
+    bool same = a->ndim == b->ndim && a->src_offset == b->src_offset;
+
+    for (int32_t d = 0; same && d < a->ndim; d++)
+        same =
+            a->shape[d] == b->shape[d] && a->src_stride[d] == b->src_stride[d];
+    return same;
+}
+
 /* Number of the box among the uniques of the parameter being added. */
 static ferry_status add_box(ipc__digester *d, size_t from, const ferry_box *box,
                             ferry_dtype dtype, uint32_t *out)
@@ -57,7 +67,7 @@ static ferry_status add_box(ipc__digester *d, size_t from, const ferry_box *box,
     ferry__copy_op op = op_of(box, dtype);
     size_t i = from;
 
-    while (i < d->n_uniques && memcmp(&d->uniques[i].op, &op, sizeof(op)) != 0)
+    while (i < d->n_uniques && !same_box(&d->uniques[i].op, &op))
         i++;
     if (i == d->n_uniques) {
         FERRY_TRY(ferry__grow(&d->uniques, &d->capacity, d->n_uniques,
