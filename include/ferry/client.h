@@ -58,6 +58,12 @@ typedef struct ferry_client_ops {
 
     /* Frees the client; not while a call runs. NULL: nothing to free. */
     void (*close)(void *self);
+
+    /* Name (URL) of the server number `index` that this client reaches, NULL
+     * after the last; borrowed. With more than one, and prepare, commit and a
+     * status that says that all are Ferry, a round is prepared on all before
+     * it is committed on any. NULL: one server, of unknown name. */
+    const char *(*peer)(void *self, size_t index);
 } ferry_client_ops;
 
 /* A client is a table and the implementer's own pointer. Plain data. */

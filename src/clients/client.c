@@ -12,3 +12,19 @@ void ferry_client_close(ferry_client *client)
         client->ops->close(client->self);
     memset(client, 0, sizeof(*client));
 }
+
+const char *ferry__client_peer(const ferry_client *client, size_t index)
+{
+    if (!FERRY__CLIENT_HAS(client->ops, peer))
+        return NULL;
+    return client->ops->peer(client->self, index);
+}
+
+size_t ferry__client_peers(const ferry_client *client)
+{
+    size_t n = 0;
+
+    while (ferry__client_peer(client, n))
+        n++;
+    return n > 0 ? n : 1;
+}

@@ -11,4 +11,9 @@
          offsetof(ferry_client_ops, member) + sizeof((ops)->member) &&         \
      (ops)->member)
 
+/* Servers that the client reaches; 1 where it does not say. */
+size_t ferry__client_peers(const ferry_client *client);
+/* Name of one of them, or NULL. */
+const char *ferry__client_peer(const ferry_client *client, size_t index);
+
 #endif

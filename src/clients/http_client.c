@@ -282,6 +282,13 @@ static ferry_status http_status(void *self, char *buffer, size_t size_bytes)
     return status;
 }
 
+static const char *http_peer(void *self, size_t index)
+{
+    const ferry__http_client *c = self;
+
+    return index == 0 ? c->address.base : NULL;
+}
+
 /* A trainer leaves a canceled call or an abort behind when it must; they
  * may still be on their way out. */
 static void http_close(void *self)
@@ -315,6 +322,7 @@ static const ferry_client_ops http_ops = {
     .prepare_weight_update = http_prepare,
     .commit_weight_update = http_commit,
     .close = http_close,
+    .peer = http_peer,
 };
 
 static pthread_once_t curl_once = PTHREAD_ONCE_INIT;

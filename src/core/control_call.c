@@ -38,7 +38,9 @@ const char *ferry__call_name(ferry__call_kind kind)
     static const char *const names[] = {
         "init_weight_transfer_engine", "start_weight_update",
         "start_draft_weight_update",   "update_weights",
-        "finish_weight_update",        "abort_weight_update"};
+        "finish_weight_update",        "prepare_weight_update",
+        "commit_weight_update",        "status",
+        "abort_weight_update"};
 
     return names[kind];
 }
@@ -97,6 +99,11 @@ ferry_status ferry__control_call_create(const ferry_client *client,
     return FERRY_OK;
 }
 
+const ferry_client *ferry__control_call_client(const ferry__control_call *c)
+{
+    return &c->client;
+}
+
 static void drop_ref(ferry__control_call *c)
 {
     int left;
@@ -120,6 +127,26 @@ static ferry_status not_offered(const ferry__control_call *c,
                       ferry__call_name(kind));
 }
 
+static ferry_status call_optional(const ferry__control_call *c,
+                                  ferry__call_kind kind, const char *text)
+{
+    const ferry_client_ops *o = c->client.ops;
+    void *self = c->client.self;
+    char status[64]; /* that it answers is the answer */
+
+    if (kind == FERRY__CALL_START_DRAFT && o->start_draft_weight_update != NULL)
+        return o->start_draft_weight_update(self);
+    if (kind == FERRY__CALL_PREPARE && o->prepare_weight_update != NULL)
+        return o->prepare_weight_update(self);
+    if (kind == FERRY__CALL_COMMIT && o->commit_weight_update != NULL)
+        return o->commit_weight_update(self, text);
+    if (kind == FERRY__CALL_STATUS && o->status != NULL)
+        return o->status(self, status, sizeof(status));
+    if (kind == FERRY__CALL_ABORT && o->abort_weight_update != NULL)
+        return o->abort_weight_update(self);
+    return not_offered(c, kind);
+}
+
 static ferry_status call_client(const ferry__control_call *c,
                                 ferry__call_kind kind, const char *text)
 {
@@ -131,20 +158,13 @@ static ferry_status call_client(const ferry__control_call *c,
         return o->init_weight_transfer_engine(self, text);
     case FERRY__CALL_START:
         return o->start_weight_update(self);
-    case FERRY__CALL_START_DRAFT:
-        if (o->start_draft_weight_update == NULL)
-            return not_offered(c, kind);
-        return o->start_draft_weight_update(self);
     case FERRY__CALL_UPDATE:
         return o->update_weights(self, text);
     case FERRY__CALL_FINISH:
         return o->finish_weight_update(self, text);
-    case FERRY__CALL_ABORT:
-        if (o->abort_weight_update == NULL)
-            return not_offered(c, kind);
-        return o->abort_weight_update(self);
+    default:
+        return call_optional(c, kind, text);
     }
-    return ferry_fail(FERRY_EINTERNAL, "unknown control call");
 }
 
 /* Runs the job that is there. Called and returns with the lock held. */
@@ -187,9 +207,6 @@ static ferry_status start_thread(ferry__control_call *c)
 {
     ferry_status st;
 
-    if (c->started && c->pid != getpid())
-        return ferry_fail(FERRY_ENOTSUP,
-                          "a trainer cannot be used on in a forked child");
     if (c->started)
         return FERRY_OK;
     c->refs++;
@@ -311,27 +328,34 @@ void ferry__control_call_cancel(ferry__control_call *c)
         c->ops.cancel(c->client.self);
 }
 
+/* In a forked child the thread is not there, and the lock may be as it left
+ * it: nothing is waited for. */
+static void forget(ferry__control_call *c)
+{
+    ferry__free(c->text);
+    ferry__free(c);
+}
+
 void ferry__control_call_destroy(ferry__control_call **call)
 {
     ferry__control_call *c = *call;
-    bool running, ours;
-    pthread_t thread;
+    bool running;
 
     if (c == NULL)
         return;
+    *call = NULL;
+    if (c->started && c->pid != getpid()) {
+        forget(c);
+        return;
+    }
     pthread_mutex_lock(&c->lock);
     c->stop = true;
     running = c->state == JOB_RUNNING;
-    ours = c->started && c->pid == getpid();
-    if (c->started && !ours)
-        c->refs--; /* the thread stayed in the parent */
-    thread = c->thread;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
-    if (ours && running)
-        pthread_detach(thread);
-    else if (ours)
-        pthread_join(thread, NULL);
+    if (c->started && running)
+        pthread_detach(c->thread);
+    else if (c->started)
+        pthread_join(c->thread, NULL);
     drop_ref(c);
-    *call = NULL;
 }

@@ -15,6 +15,9 @@ typedef enum ferry__call_kind {
     FERRY__CALL_START_DRAFT,
     FERRY__CALL_UPDATE,
     FERRY__CALL_FINISH,
+    FERRY__CALL_PREPARE,
+    FERRY__CALL_COMMIT,
+    FERRY__CALL_STATUS, /* whether all peers are Ferry */
     FERRY__CALL_ABORT
 } ferry__call_kind;
 const char *ferry__call_name(ferry__call_kind kind);
@@ -25,6 +28,8 @@ typedef struct ferry__control_call ferry__control_call;
 ferry_status ferry__control_call_create(const ferry_client *client,
                                         const char *thread_name,
                                         ferry__control_call **out);
+/* The client, with a table of this layout; what it lacks is NULL. */
+const ferry_client *ferry__control_call_client(const ferry__control_call *c);
 /* Never blocks: a thread that is still in its call is left to itself. */
 void ferry__control_call_destroy(ferry__control_call **call);
 

@@ -9,6 +9,7 @@
 #include <ferry/registry.h>
 
 #include <string.h>
+#include <unistd.h>
 
 /* ---- the init info ---- */
 
@@ -114,7 +115,7 @@ static ferry_status fill(ferry_trainer *t, const ferry_client *client,
 static void trainer_free(ferry_trainer *t)
 {
     ferry__pass_end(&t->pass);
-    if (t->call != NULL) {
+    if (t->call != NULL && t->pid == getpid()) {
         /* A call that cannot be canceled is left to its own time-out. */
         ferry__control_call_cancel(t->call);
         if (!ferry__control_call_wait(t->call, 1000))
@@ -151,6 +152,7 @@ trainer_open(const ferry_trainer_engine_ops *ops, const char *backend,
     t->backend = backend;
     t->info = info;
     t->is_sender = info->rank == 0;
+    t->pid = getpid();
     st = fill(t, client, source);
     if (st < 0) {
         line[0] = '\0';

@@ -6,14 +6,17 @@
 
 #include "base/log.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* How long the failure path waits: for the other plane's own words, for a
  * canceled call to come back, for the abort to arrive. Together below the
  * second that send_weights may take beyond its deadline. */
-#define GRACE_MS       400
-#define CANCEL_WAIT_MS 250
-#define ABORT_WAIT_MS  300
+#define GRACE_MS        400
+#define CANCEL_WAIT_MS  250
+#define CANCEL_SLICE_MS 25
+#define ABORT_WAIT_MS   300
 
 static double ms_since(int64_t from_ns)
 {
@@ -142,7 +145,7 @@ static ferry_status check_sent(ferry_trainer *t)
 static ferry_status finish(ferry_trainer *t, const char *version)
 {
     int64_t from_ns = ferry__now_ns();
-    ferry_status st = ferry__trainer_call(t, FERRY__CALL_FINISH, version);
+    ferry_status st = ferry__trainer_finish(t, version);
 
     t->stats.finish_ms = ms_since(from_ns);
     return st;
@@ -154,8 +157,10 @@ static ferry_status run_round(ferry_trainer *t, const ferry_send_options *o)
     FERRY_TRY(await_call(t, t->ending));
     FERRY_TRY(reopen(t));
     FERRY_TRY(read_metadata(t));
-    if (t->is_sender)
+    if (t->is_sender) {
         FERRY_TRY(start(t, o->draft != 0));
+        FERRY_TRY(ferry__trainer_learn_peers(t));
+    }
     FERRY_TRY(t->ops->send(t->self, o->payload, o->payload_count));
     FERRY_TRY(check_sent(t));
     if (t->is_sender)
@@ -189,13 +194,32 @@ static ferry_status real_error(ferry_trainer *t, ferry_status st, char *line)
     return other;
 }
 
-static void end_calls(ferry_trainer *t)
+/* A commit that a bound cut short says which of the servers took it: that is
+ * what the caller must know. */
+static void add_commit(ferry_trainer *t, bool commit, char *line)
 {
-    if (ferry__control_call_running(t->call)) {
+    size_t length = strlen(line);
+
+    if (ferry__control_call_poll(t->call) < 0 && commit &&
+        strcmp(line, ferry_last_error()) != 0)
+        snprintf(line + length, FERRY__LINE_MAX - length, "; %s",
+                 ferry_last_error());
+}
+
+static void end_calls(ferry_trainer *t, char *line)
+{
+    bool commit = ferry__control_call_running(t->call) &&
+                  ferry__control_call_kind_of(t->call) == FERRY__CALL_COMMIT;
+
+    /* Again and again: a cancel that came before the helper thread entered
+     * the client's call would be lost. */
+    for (int ms = 0;
+         ferry__control_call_running(t->call) && ms < CANCEL_WAIT_MS;
+         ms += CANCEL_SLICE_MS) {
         ferry__control_call_cancel(t->call);
-        ferry__control_call_wait(t->call, CANCEL_WAIT_MS);
+        ferry__control_call_wait(t->call, CANCEL_SLICE_MS);
     }
-    ferry__control_call_poll(t->call);
+    add_commit(t, commit, line);
     if (!t->started)
         return;
     if (ferry__control_call_begin(t->ending, FERRY__CALL_ABORT, NULL) < 0 ||
@@ -214,7 +238,7 @@ static ferry_status fail_round(ferry_trainer *t, ferry_status st, char *line)
     if (!t->is_sender)
         return st;
     st = real_error(t, st, line);
-    end_calls(t);
+    end_calls(t, line);
     return st;
 }
 
@@ -242,6 +266,9 @@ ferry_status ferry_trainer_send_weights(ferry_trainer *t,
     ferry_send_options o;
     ferry_status st;
 
+    if (t->pid != getpid())
+        return ferry_fail(FERRY_ENOTSUP,
+                          "a trainer cannot be used in a forked child");
     FERRY_TRY(adopt_options(options, &o));
     FERRY_TRY(check_payload(t, &o));
     if ((t->ops->flags & FERRY_TRAINER_DELTA) && o.payload_count == 0)

@@ -12,6 +12,13 @@
 #include "core/round.h"
 #include <ferry/backend.h>
 #include <stdatomic.h>
+#include <sys/types.h>
+
+typedef enum ferry__fleet {
+    FERRY__FLEET_UNKNOWN,
+    FERRY__FLEET_YES, /* several servers, all of them Ferry */
+    FERRY__FLEET_NO
+} ferry__fleet;
 
 struct ferry_trainer {
     const ferry_trainer_engine_ops *ops;
@@ -19,6 +26,7 @@ struct ferry_trainer {
     const char *backend;
     ferry_trainer_init_info *info; /* typed, owned */
     bool is_sender;
+    pid_t pid; /* that made it: not to be used after fork */
     ferry_source_ops source_ops;
     ferry_source source;         /* ops NULL: none */
     ferry__control_call *call;   /* the four calls */
@@ -27,7 +35,8 @@ struct ferry_trainer {
     ferry__pass pass;
     bool passed;  /* a pass was begun in this round */
     bool started; /* the peers may have an open round */
-    bool failed;  /* the last round did: init is called before the next */
+    ferry__fleet fleet;
+    bool failed; /* the last round did: init is called before the next */
     uint64_t rounds;
     ferry_round_stats stats;
     ferry_progress_fn progress;
@@ -49,5 +58,12 @@ ferry_status ferry__trainer_join(ferry_trainer *t);
 /* Canceled, or a bound passed. */
 ferry_status ferry__trainer_check_bounds(ferry_trainer *t, const char *what);
 void ferry__trainer_touch(ferry_trainer *t);
+
+/* ---- trainer_finish.c ---- */
+
+/* Learns, once, whether the peers can commit as a fleet. */
+ferry_status ferry__trainer_learn_peers(ferry_trainer *t);
+/* Ends the round at the peers. A fleet prepares on all, then commits. */
+ferry_status ferry__trainer_finish(ferry_trainer *t, const char *version);
 
 #endif

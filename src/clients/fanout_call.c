@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One call to all clients of a fan-out; see fanout_call.h. */
+#include "clients/fanout_call.h"
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/str.h"
+#include "base/thread.h"
+#include "clients/client_ops.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define LINE_BYTES 1024
+/* How long the others may go on after one failed in a call during which
+ * they wait for bytes that will not come any more. */
+#define GRACE_MS 500
+
+struct call;
+
+typedef struct job {
+    struct call *call;
+    size_t index;
+    pthread_t thread;
+    bool started;
+    ferry_status status;
+    char line[LINE_BYTES];
+} job;
+
+/* One call on its way to all clients. */
+typedef struct call {
+    ferry__fanout *f;
+    ferry__fanout_fn fn;
+    void *arg;
+    job *jobs;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    size_t n_running;
+    bool failed;
+} call;
+
+static void *run_job(void *arg)
+{
+    job *j = arg;
+    call *c = j->call;
+
+    ferry__fail_line(FERRY_OK, ""); /* no line of an earlier call */
+    j->status = c->fn(&c->f->clients[j->index], c->arg, j->index);
+    if (j->status < 0)
+        snprintf(j->line, sizeof(j->line), "%s", ferry_last_error());
+    pthread_mutex_lock(&c->lock);
+    c->n_running--;
+    if (j->status < 0)
+        c->failed = true;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+void ferry__fanout_cancel(ferry__fanout *f)
+{
+    for (size_t i = 0; i < f->count; i++) {
+        const ferry_client *client = &f->clients[i];
+
+        if (FERRY__CLIENT_HAS(client->ops, cancel))
+            client->ops->cancel(client->self);
+    }
+}
+
+/* Where the others may be waiting for bytes, they are canceled a while
+ * after the first failure; else they are waited for. */
+static void wait_all(call *c, bool may_starve)
+{
+    int64_t cancel_at = INT64_MAX;
+
+    pthread_mutex_lock(&c->lock);
+    while (c->n_running > 0) {
+        int64_t now = ferry__now_ns();
+
+        if (may_starve && c->failed && cancel_at == INT64_MAX)
+            cancel_at = now + INT64_C(1000000) * GRACE_MS;
+        if (now >= cancel_at) {
+            pthread_mutex_unlock(&c->lock);
+            ferry__fanout_cancel(c->f);
+            pthread_mutex_lock(&c->lock);
+            cancel_at = now + INT64_C(1000000) * GRACE_MS;
+            continue;
+        }
+        /* Each client bounds its own call, so this ends; the wait itself is
+         * cut short to look again. */
+        ferry__cond_wait_until(&c->changed, &c->lock,
+                               now + INT64_C(1000000) * 100);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void start_job(call *c, size_t i)
+{
+    job *j = &c->jobs[i];
+    ferry_status status;
+
+    j->call = c;
+    j->index = i;
+    pthread_mutex_lock(&c->lock);
+    c->n_running++;
+    pthread_mutex_unlock(&c->lock);
+    /* From its start on, the job's result is its thread's to write. */
+    status = ferry__thread_start(&j->thread, "ferry-fanout", run_job, j);
+    j->started = status == FERRY_OK;
+    if (j->started)
+        return;
+    j->status = status;
+    snprintf(j->line, sizeof(j->line), "%s", ferry_last_error());
+    pthread_mutex_lock(&c->lock);
+    c->n_running--;
+    c->failed = true;
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* A client that was canceled because another failed is not the cause. */
+static const job *first_failure(const job *jobs, size_t count)
+{
+    const job *canceled = NULL;
+
+    for (size_t i = 0; i < count; i++) {
+        if (jobs[i].status >= 0)
+            continue;
+        if (jobs[i].status != FERRY_ECANCELED)
+            return &jobs[i];
+        if (!canceled)
+            canceled = &jobs[i];
+    }
+    return canceled;
+}
+
+/* "a, b" of the servers whose call succeeded, or did not. */
+static void list_servers(const call *c, bool succeeded, ferry__str *out)
+{
+    for (size_t i = 0; i < c->f->count; i++) {
+        const char *name = ferry__client_peer(&c->f->clients[i], 0);
+
+        if ((c->jobs[i].status >= 0) != succeeded)
+            continue;
+        ferry__str_append(out, out->length > 0 ? ", " : "");
+        if (name)
+            ferry__str_append(out, name);
+        else
+            ferry__str_printf(out, "replica %zu", i);
+    }
+}
+
+/* `done` ("committed") is said where it is half true: who did, who did not. */
+static ferry_status fail_in_part(const call *c, const job *first,
+                                 const char *done)
+{
+    ferry__str did = {0}, did_not = {0};
+    ferry_status status;
+
+    list_servers(c, true, &did);
+    list_servers(c, false, &did_not);
+    if (did.length == 0 || did.failed || did_not.failed)
+        status = ferry_fail(first->status, "replica %zu: %s", first->index,
+                            first->line);
+    else
+        status = ferry_fail(first->status, "%s: %s; not: %s: replica %zu: %s",
+                            done, did.data, did_not.data, first->index,
+                            first->line);
+    ferry__str_free(&did);
+    ferry__str_free(&did_not);
+    return status;
+}
+
+static ferry_status report(const call *c, const char *done)
+{
+    const job *first = first_failure(c->jobs, c->f->count);
+
+    if (!first)
+        return FERRY_OK;
+    for (size_t i = 0; i < c->f->count; i++) {
+        const job *j = &c->jobs[i];
+
+        if (j->status < 0 && j != first)
+            ferry__log(FERRY_LOG_ERROR, "replica %zu: %s: %s", i,
+                       ferry_status_name(j->status), j->line);
+    }
+    if (done)
+        return fail_in_part(c, first, done);
+    return ferry_fail(first->status, "replica %zu: %s", first->index,
+                      first->line);
+}
+
+ferry_status ferry__fanout_call(ferry__fanout *f, ferry__fanout_fn fn,
+                                void *arg, bool may_starve, const char *done)
+{
+    call c = {.f = f, .fn = fn, .arg = arg};
+    ferry_status status;
+
+    FERRY_TRY(ferry__cond_init(&c.changed));
+    atomic_fetch_add(&f->n_calls, 1);
+    pthread_mutex_init(&c.lock, NULL);
+    c.jobs = ferry__alloc_array(f->count, sizeof(*c.jobs));
+    if (!c.jobs) {
+        status = FERRY_ENOMEM;
+    } else {
+        for (size_t i = 0; i < f->count; i++)
+            start_job(&c, i);
+        wait_all(&c, may_starve);
+        for (size_t i = 0; i < f->count; i++) {
+            if (c.jobs[i].started)
+                pthread_join(c.jobs[i].thread, NULL);
+        }
+        status = report(&c, done);
+    }
+    ferry__free(c.jobs);
+    pthread_mutex_destroy(&c.lock);
+    pthread_cond_destroy(&c.changed);
+    atomic_fetch_sub(&f->n_calls, 1);
+    return status;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One call on its way to all clients of a fan-out, a thread each.
+ * Invariant: a call returns only when it returned everywhere; the first
+ * failure by index is the answer, every other one is logged (C3). */
+#ifndef FERRY_CLIENTS_FANOUT_CALL_H
+#define FERRY_CLIENTS_FANOUT_CALL_H
+
+#include <ferry/client.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+typedef struct ferry__fanout {
+    ferry_client_ops ops; /* optional calls that not all have are NULL */
+    ferry_client *clients;
+    size_t count;
+    atomic_int n_calls; /* that are under way */
+} ferry__fanout;
+
+typedef ferry_status (*ferry__fanout_fn)(const ferry_client *client, void *arg,
+                                         size_t index);
+
+/* `may_starve`: they wait for bytes that a failed one will never let through,
+ * and are canceled a while after the first failure. `done`, where a failure
+ * in part leaves the servers apart: the line says which ones did it. */
+ferry_status ferry__fanout_call(ferry__fanout *f, ferry__fanout_fn fn,
+                                void *arg, bool may_starve, const char *done);
+void ferry__fanout_cancel(ferry__fanout *f);
+
+#endif
