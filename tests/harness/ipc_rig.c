@@ -151,7 +151,7 @@ static ferry_status rank_worker(rank_model *m)
     wo.commit = m->options->commit;
     wo.tp_rank = m->tp_rank;
     wo.tp_size = m->tp_size;
-    wo.dp_rank = m->rank / m->tp_size;
+    wo.dp_rank = m->options->same_replica ? 0 : m->rank / m->tp_size;
     wo.dp_size = m->options->replicas;
     wo.no_progress_ms = m->options->no_progress_ms;
     return ferry_worker_create(&wo, &m->model, NULL, &m->worker);

@@ -34,9 +34,10 @@ typedef enum rig_action {
 typedef struct rig_options {
     const rig_param *params;
     size_t count;
-    int32_t tp_size;  /* 0 = 1 */
-    int32_t replicas; /* 0 = 1 */
-    bool local;       /* workers of this process, else forked ones */
+    int32_t tp_size;   /* 0 = 1 */
+    int32_t replicas;  /* 0 = 1 */
+    bool local;        /* workers of this process, else forked ones */
+    bool same_replica; /* every worker says that it is of replica 0 */
     ferry_commit commit;
     rig_action action;
     int32_t action_rank; /* only there; -1: on all */

@@ -400,6 +400,30 @@ static void wrong_secret_is_refused(void **state)
     rig_source_close(s);
 }
 
+/* O-18: two replicas that claim one rank are told, and nothing hangs. */
+static void o18_rank_claimed_twice_is_refused(void **state)
+{
+    rig_options ro = local_rig(params, N_PARAMS);
+    ferry_ipc_trainer_init_info info = FERRY_IPC_TRAINER_INIT_INFO(0);
+    rig_source *s = rig_source_open(params, N_PARAMS, 0);
+    ferry_source source = rig_source_of(s);
+    ferry_trainer *t = NULL;
+    ferry_client client;
+    rig *r;
+
+    (void)state;
+    ro.replicas = 2;
+    ro.same_replica = true;
+    r = rig_open(&ro);
+    client = rig_client(r);
+    assert_int_equal(ferry_trainer_init(&info.base, &client, &source, &t),
+                     FERRY_EPEER);
+    assert_non_null(strstr(ferry_last_error(), "dp0 tp0 claimed twice"));
+    assert_null(t);
+    rig_close(r);
+    rig_source_close(s);
+}
+
 /* O-47, O-50: rounds and sessions leave nothing behind. */
 static void o47_nothing_is_left_behind(void **state)
 {
@@ -444,6 +468,7 @@ int main(void)
         cmocka_unit_test(forged_updates_read_nothing),
         cmocka_unit_test(strangers_are_turned_away),
         cmocka_unit_test(wrong_secret_is_refused),
+        cmocka_unit_test(o18_rank_claimed_twice_is_refused),
         cmocka_unit_test(o47_nothing_is_left_behind),
     };
 
