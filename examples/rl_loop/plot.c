@@ -3,6 +3,7 @@
 #include "plot.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 enum {
     WIDTH = 760,
@@ -55,13 +56,13 @@ static double y_of(const frame *f, double value)
     return TOP + (1 - share) * (HEIGHT - TOP - BOTTOM);
 }
 
-/* The smallest 1, 2 or 5 times a power of ten that is not below. */
+/* A round number that is not below and not far above. */
 static double round_up(double value)
 {
     double power = pow(10, floor(log10(value)));
 
-    for (int i = 0; i < 4; i++) {
-        static const double STEPS[] = {1, 2, 5, 10};
+    for (int i = 0; i < 9; i++) {
+        static const double STEPS[] = {1, 1.5, 2, 2.5, 3, 4, 5, 8, 10};
 
         if (STEPS[i] * power >= value * (1 - 1e-9))
             return STEPS[i] * power;
@@ -116,32 +117,26 @@ static void write_axes(FILE *out, const frame *f)
             (TOP + HEIGHT - BOTTOM) / 2, f->p->y_label);
 }
 
-/* A shape of its own for each series. */
+/* A shape of its own for each series, around (0, 0). */
+static const char *const SHAPES[PLOT_SERIES_MAX] = {
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",                 /* disc */
+    "M-4 -4h8v8h-8z",                                      /* square */
+    "M0 -5l5 9h-10z",                                      /* triangle */
+    "M-4 -4l8 8m0 -8l-8 8",                                /* cross */
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",                 /* ring */
+    "M0 -5l5 5l-5 5l-5 -5z",                               /* diamond */
+    "M0 5l5 -9h-10z",                                      /* its reverse */
+    "M-5 0h10m-5 -5v10"};                                  /* plus */
+static const bool HOLLOW[PLOT_SERIES_MAX] = {false, true, false, false,
+                                             true,  false, true, false};
+
 static void write_marker(FILE *out, size_t series, double x, double y)
 {
-    const char *c = COLOURS[series];
-
-    switch (series % 4) {
-    case 0:
-        fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"%s\"/>",
-                x, y, c);
-        break;
-    case 1:
-        fprintf(out,
-                "<rect x=\"%.1f\" y=\"%.1f\" width=\"8\" height=\"8\" "
-                "fill=\"#fff\" stroke=\"%s\" stroke-width=\"2\"/>",
-                x - 4, y - 4, c);
-        break;
-    case 2:
-        fprintf(out, "<path d=\"M%.1f %.1fl5 9h-10z\" fill=\"%s\"/>", x,
-                y - 6, c);
-        break;
-    default:
-        fprintf(out,
-                "<path d=\"M%.1f %.1fl8 8m0 -8l-8 8\" stroke=\"%s\" "
-                "stroke-width=\"2\"/>",
-                x - 4, y - 4, c);
-    }
+    fprintf(out,
+            "<path transform=\"translate(%.1f %.1f)\" d=\"%s\" fill=\"%s\" "
+            "stroke=\"%s\" stroke-width=\"1.5\"/>",
+            x, y, SHAPES[series], HOLLOW[series] ? "#fff" : COLOURS[series],
+            COLOURS[series]);
 }
 
 static void write_series(FILE *out, const frame *f, size_t s)
@@ -163,12 +158,25 @@ static void write_series(FILE *out, const frame *f, size_t s)
     fprintf(out, "\n");
 }
 
-/* Labels at the ends of the lines, moved apart where they would overlap. */
+static void write_label(FILE *out, const frame *f, size_t s, double y)
+{
+    int x = WIDTH - RIGHT + 10;
+
+    fprintf(out,
+            "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" "
+            "stroke=\"%s\" stroke-width=\"2\" stroke-dasharray=\"%s\"/>",
+            x, x + 36, y, y, COLOURS[s], DASHES[s]);
+    write_marker(out, s, x + 18, y);
+    fprintf(out, "<text class=\"label\" x=\"%d\" y=\"%.1f\">%s</text>\n",
+            x + 42, y + 4, f->p->series[s].name);
+}
+
+/* Labels at the ends of the lines, moved apart where they would overlap:
+ * first downwards, then up again from the bottom. */
 static void write_labels(FILE *out, const frame *f)
 {
-    size_t order[PLOT_SERIES_MAX];
-    double y = TOP - LABEL_GAP, shift = 0;
-    size_t n = f->p->n_series;
+    size_t order[PLOT_SERIES_MAX], n = f->p->n_series;
+    double y[PLOT_SERIES_MAX], last = HEIGHT - BOTTOM + LABEL_GAP;
 
     for (size_t i = 0; i < n; i++) {
         double end = value_at(f, i, f->n_points - 1);
@@ -179,21 +187,15 @@ static void write_labels(FILE *out, const frame *f)
             order[at] = order[at - 1];
         order[at] = i;
     }
-    for (int pass = 0; pass < 2; pass++) {
-        y = TOP - LABEL_GAP - shift;
-        for (size_t i = 0; i < n; i++) {
-            size_t s = order[i];
-            double at = y_of(f, value_at(f, s, f->n_points - 1)) - shift;
-
-            y = fmax(y + LABEL_GAP, at);
-            if (pass == 0)
-                continue;
-            write_marker(out, s, WIDTH - RIGHT + 14, y);
-            fprintf(out,
-                    "<text class=\"label\" x=\"%d\" y=\"%.1f\">%s</text>\n",
-                    WIDTH - RIGHT + 26, y + 4, f->p->series[s].name);
-        }
-        shift = fmax(0, y - (HEIGHT - BOTTOM));
+    for (size_t i = 0; i < n; i++) {
+        y[i] = y_of(f, value_at(f, order[i], f->n_points - 1));
+        if (i > 0)
+            y[i] = fmax(y[i], y[i - 1] + LABEL_GAP);
+    }
+    for (size_t i = n; i-- > 0;) {
+        y[i] = fmin(y[i], last - LABEL_GAP);
+        last = y[i];
+        write_label(out, f, order[i], y[i]);
     }
 }
 
