@@ -356,6 +356,7 @@ static void start_process(rig *r, int32_t rank)
 {
     struct sockaddr_un a;
     socklen_t length;
+    pid_t parent;
     int listener;
 
     snprintf(r->names[rank], sizeof(r->names[rank]), "ferry-rig-%d-%d-%p",
@@ -365,11 +366,14 @@ static void start_process(rig *r, int32_t rank)
     if (bind(listener, (struct sockaddr *)&a, length) != 0 ||
         listen(listener, 16) != 0)
         abort();
+    parent = getpid();
     r->pids[rank] = fork();
     if (r->pids[rank] == 0) {
         rank_model *m = rank_create(&r->options, rank);
 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(4); /* it died before that was in force */
         if (rank_worker(m) < 0) {
             fprintf(stderr, "rig worker: %s\n", ferry_last_error());
             _exit(3);
