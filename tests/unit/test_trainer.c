@@ -41,17 +41,22 @@ typedef struct desk {
     char calls[256]; /* one letter each: i s d u f a, c for cancel */
     char version[32];
     _Atomic bool canceled;
-    int update_hangs_ms; /* until canceled, at most this long */
-    ferry_status start_status, update_status, init_status;
+    _Atomic int update_hangs_ms; /* until canceled, at most this long */
+    _Atomic int start_status, update_status, init_status;
     int init_delay_ms;
 } desk;
 
+static pthread_mutex_t desk_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static void put(desk *d, char c)
 {
-    size_t n = strlen(d->calls);
+    size_t n;
 
+    pthread_mutex_lock(&desk_lock);
+    n = strlen(d->calls);
     if (n + 1 < sizeof(d->calls))
         d->calls[n] = c;
+    pthread_mutex_unlock(&desk_lock);
 }
 
 static ferry_status desk_init(void *self, const char *info)
@@ -62,7 +67,8 @@ static ferry_status desk_init(void *self, const char *info)
     assert_non_null(info);
     ferry__sleep_ms(d->init_delay_ms);
     if (d->init_status < 0)
-        return ferry_fail(d->init_status, "replica 0: no init today");
+        return ferry_fail((ferry_status)d->init_status,
+                          "replica 0: no init today");
     return FERRY_OK;
 }
 
@@ -72,7 +78,8 @@ static ferry_status desk_start(void *self)
 
     put(d, 's');
     if (d->start_status < 0)
-        return ferry_fail(d->start_status, "replica 0: 500 before any byte");
+        return ferry_fail((ferry_status)d->start_status,
+                          "replica 0: 500 before any byte");
     return FERRY_OK;
 }
 
@@ -94,7 +101,8 @@ static ferry_status desk_update(void *self, const char *info)
         ferry__sleep_ms(5);
     }
     if (d->update_status < 0)
-        return ferry_fail(d->update_status, "replica 0: tensor 3 is bad");
+        return ferry_fail((ferry_status)d->update_status,
+                          "replica 0: tensor 3 is bad");
     return FERRY_OK;
 }
 
