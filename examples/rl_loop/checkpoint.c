@@ -32,21 +32,26 @@ static size_t list_entries(const checkpoint *c, entry *out)
 
     /* The eight-byte elements come first, so that all stay aligned. */
     if (c->h->n > 0)
-        out[n++] = (entry){"history", "F64", 2,
-                           {(int64_t)c->h->n, (int64_t)HISTORY_WIDTH},
-                           c->h->rows, c->h->n * sizeof(history_row)};
+        out[n++] =
+            (entry){"history",  "F64",
+                    2,          {(int64_t)c->h->n, (int64_t)HISTORY_WIDTH},
+                    c->h->rows, c->h->n * sizeof(history_row)};
     for (size_t i = 0; i < c->p->n_params; i++) {
         const policy_param *param = &c->p->params[i];
 
-        out[n++] = (entry){param->name, "F32", param->ndim,
+        out[n++] = (entry){param->name,
+                           "F32",
+                           param->ndim,
                            {param->shape[0], param->shape[1]},
                            c->p->weights + param->at,
                            param->count * sizeof(float)};
     }
-    out[n++] = (entry){"adam.mean", "F32", 1, {(int64_t)c->a->n, 0},
-                       c->a->mean, c->a->n * sizeof(float)};
-    out[n++] = (entry){"adam.square", "F32", 1, {(int64_t)c->a->n, 0},
-                       c->a->square, c->a->n * sizeof(float)};
+    out[n++] =
+        (entry){"adam.mean",           "F32",      1,
+                {(int64_t)c->a->n, 0}, c->a->mean, c->a->n * sizeof(float)};
+    out[n++] =
+        (entry){"adam.square",         "F32",        1,
+                {(int64_t)c->a->n, 0}, c->a->square, c->a->n * sizeof(float)};
     return n;
 }
 
@@ -255,8 +260,8 @@ static ferry_status read_tensors(checkpoint *c, ferry_source *source)
     source->ops->end(source->self);
     FERRY_TRY(st);
     if (n_taken != c->p->n_params + 2)
-        return ferry_fail(FERRY_EMISMATCH, "%zu tensors, expected %zu",
-                          n_taken, c->p->n_params + 2);
+        return ferry_fail(FERRY_EMISMATCH, "%zu tensors, expected %zu", n_taken,
+                          c->p->n_params + 2);
     return FERRY_OK;
 }
 

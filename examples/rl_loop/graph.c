@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SLICE     64   /* sequences that go through together */
+#define SLICE     64 /* sequences that go through together */
 #define NODES_MAX 4096
 
 struct graph {
@@ -37,8 +37,7 @@ static struct ggml_tensor *weight(graph *g, int32_t layer, int kind)
 static struct ggml_tensor *norm(graph *g, struct ggml_tensor *x,
                                 struct ggml_tensor *w)
 {
-    return ggml_mul(g->ctx, ggml_rms_norm(g->ctx, x, g->p->config.rms_eps),
-                    w);
+    return ggml_mul(g->ctx, ggml_rms_norm(g->ctx, x, g->p->config.rms_eps), w);
 }
 
 /* Projects x and splits it by heads, sequences outermost:
@@ -59,8 +58,7 @@ static struct ggml_tensor *split(graph *g, struct ggml_tensor *w,
                           1.0f, 0.0f, 0.0f);
     x = ggml_reshape_4d(g->ctx, x, c->head_dim, n_heads, g->length, SLICE);
     x = ggml_cont(g->ctx, ggml_permute(g->ctx, x, 0, 2, 1, 3));
-    return ggml_reshape_3d(g->ctx, x, c->head_dim, g->length,
-                           n_heads * SLICE);
+    return ggml_reshape_3d(g->ctx, x, c->head_dim, g->length, n_heads * SLICE);
 }
 
 static struct ggml_tensor *attention(graph *g, int32_t layer,
@@ -175,11 +173,10 @@ static size_t context_size(const policy *p, int32_t length)
     const policy_config *c = &p->config;
     size_t wide = (size_t)c->hidden + (size_t)c->ffn +
                   (size_t)c->n_heads * (size_t)(c->head_dim + length);
-    size_t token = 40 * (size_t)(c->n_layers + 1) * wide +
-                   20 * (size_t)c->vocab;
+    size_t token =
+        40 * (size_t)(c->n_layers + 1) * wide + 20 * (size_t)c->vocab;
 
-    return (token * (size_t)length * SLICE + 8 * p->n_weights) *
-               sizeof(float) +
+    return (token * (size_t)length * SLICE + 8 * p->n_weights) * sizeof(float) +
            2 * ggml_graph_overhead_custom(NODES_MAX, true) +
            NODES_MAX * ggml_tensor_overhead();
 }
@@ -191,9 +188,8 @@ static ferry_status reserve_work(graph *g)
     struct ggml_cplan backward =
         ggml_graph_plan(g->backward, g->n_threads, g->pool);
 
-    g->work_size = forward.work_size > backward.work_size
-                       ? forward.work_size
-                       : backward.work_size;
+    g->work_size = forward.work_size > backward.work_size ? forward.work_size
+                                                          : backward.work_size;
     g->work = malloc(g->work_size + 1);
     return g->work == NULL ? ferry_fail(FERRY_ENOMEM, "graph: out of memory")
                            : FERRY_OK;
@@ -303,8 +299,7 @@ static void add_gradient(const graph *g, float *sum)
 {
     for (size_t i = 0; i < g->p->n_params; i++) {
         const policy_param *param = &g->p->params[i];
-        const float *d =
-            ggml_graph_get_grad(g->backward, g->params[i])->data;
+        const float *d = ggml_graph_get_grad(g->backward, g->params[i])->data;
 
         for (size_t k = 0; k < param->count; k++)
             sum[param->at + k] += d[k];

@@ -11,18 +11,18 @@
 #define GRPO_AGES 4 /* 0, 1, 2, 3 and more versions behind */
 
 typedef struct grpo_options {
-    double entropy;     /* what spreading out is worth, per token */
-    double ratio_max;   /* importance weights are cut here */
-    int32_t age_max;    /* older tokens are dropped */
+    double entropy;   /* what spreading out is worth, per token */
+    double ratio_max; /* importance weights are cut here */
+    int32_t age_max;  /* older tokens are dropped */
 } grpo_options;
 
 typedef struct grpo_counts {
     int64_t ages[GRPO_AGES];
-    int64_t unknown;   /* tokens without a version of ours: dropped */
-    int64_t weighted;  /* off-policy tokens that were importance-weighted */
-    int64_t dropped;   /* off-policy tokens that were left out */
+    int64_t unknown;  /* tokens without a version of ours: dropped */
+    int64_t weighted; /* off-policy tokens that were importance-weighted */
+    int64_t dropped;  /* off-policy tokens that were left out */
     int32_t oldest, newest; /* versions seen; STEP_UNKNOWN when none */
-    double ratio_sum;  /* of the weighted ones */
+    double ratio_sum;       /* of the weighted ones */
 } grpo_counts;
 
 /* Sets the advantages of each place: (return - mean of the group) / its

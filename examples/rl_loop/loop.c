@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,7 @@ typedef struct loop {
     policy *p;
     adam *a;
     graph *g;
-    policy *before;    /* asynchronous: the weights of the version before */
+    policy *before; /* asynchronous: the weights of the version before */
     graph *before_g;
     history h;
     int64_t round;
@@ -45,9 +46,9 @@ typedef struct loop {
     pipeline *pipe;    /* asynchronous */
     size_t n;          /* samples a round */
     sample *samples;
-    int32_t *tokens;                   /* (n, TASK_LENGTH) */
-    float *logprobs;                   /* (n, TASK_LENGTH, vocab) */
-    float *coefficients, *entropies;   /* (n, TASK_LENGTH) */
+    int32_t *tokens;                 /* (n, TASK_LENGTH) */
+    float *logprobs;                 /* (n, TASK_LENGTH, vocab) */
+    float *coefficients, *entropies; /* (n, TASK_LENGTH) */
     float *gradient;
     double started_ms, sync_total_ms;
     int64_t resumed_at;
@@ -70,8 +71,11 @@ static const char *path_in(const loop *l, const char *name, char *out,
 
 static checkpoint as_checkpoint(loop *l)
 {
-    return (checkpoint){.p = l->p, .a = l->a, .h = &l->h,
-                        .random = &l->random, .seed = l->o->seed,
+    return (checkpoint){.p = l->p,
+                        .a = l->a,
+                        .h = &l->h,
+                        .random = &l->random,
+                        .seed = l->o->seed,
                         .round = l->round};
 }
 
@@ -107,8 +111,8 @@ static ferry_status keep_before(loop *l)
     rng random = l->random;
 
     FERRY_TRY(policy_create(&policy_small, &random, &l->before));
-    FERRY_TRY(graph_create(l->before, TASK_LENGTH, l->o->threads,
-                           &l->before_g));
+    FERRY_TRY(
+        graph_create(l->before, TASK_LENGTH, l->o->threads, &l->before_g));
     memcpy(l->before->weights, l->p->weights,
            l->p->n_weights * sizeof *l->p->weights);
     return FERRY_OK;
@@ -131,8 +135,7 @@ static ferry_status make_trainer(loop *l)
     l->entropies = calloc(positions, sizeof *l->entropies);
     l->gradient = calloc(l->p->n_weights, sizeof *l->gradient);
     if (l->samples == NULL || l->tokens == NULL || l->logprobs == NULL ||
-        l->coefficients == NULL || l->entropies == NULL ||
-        l->gradient == NULL)
+        l->coefficients == NULL || l->entropies == NULL || l->gradient == NULL)
         return ferry_fail(FERRY_ENOMEM, "loop: out of memory");
     if (l->o->resume)
         FERRY_TRY(resume(l));
@@ -141,8 +144,10 @@ static ferry_status make_trainer(loop *l)
 
 static ferry_status make_server(loop *l)
 {
-    server_options so = {.program = l->o->program, .folder = l->o->folder,
-                         .tp = l->o->tp, .dp = l->o->dp,
+    server_options so = {.program = l->o->program,
+                         .folder = l->o->folder,
+                         .tp = l->o->tp,
+                         .dp = l->o->dp,
                          .staged = l->o->staged};
     char path[4096];
 
@@ -200,8 +205,7 @@ static void reward_round(loop *l, history_row *row)
         sample *s = &l->samples[i];
         int32_t *tokens = l->tokens + i * TASK_LENGTH;
 
-        s->reward = task_reward(s->prompt, s->answer, s->n_answer,
-                                s->rewards);
+        s->reward = task_reward(s->prompt, s->answer, s->n_answer, s->rewards);
         row->reward += s->reward / (double)l->n;
         row->solved += (s->reward == 1.0) / (double)l->n;
         row->tokens += s->n_answer;
@@ -244,8 +248,8 @@ static ferry_status check_version(loop *l, graph *g, int64_t step,
 
 static ferry_status train_round(loop *l, history_row *row)
 {
-    grpo_options go = {.entropy = l->o->entropy, .ratio_max = RATIO_MAX,
-                       .age_max = AGE_MAX};
+    grpo_options go = {
+        .entropy = l->o->entropy, .ratio_max = RATIO_MAX, .age_max = AGE_MAX};
     int32_t vocab = policy_small.vocab;
     grpo_counts counts;
     double loss = 0;
@@ -273,13 +277,12 @@ static void print_round(const loop *l, const history_row *r)
     if (l->o->quiet)
         return;
     for (int i = 0; i < 20; i++)
-        bar[i] = i < (int)(r->reward * 20 + 0.5) ? '#' : '.';
+        bar[i] = i < lround(r->reward * 20) ? '#' : '.';
     bar[20] = '\0';
     printf("round %4.0f  reward %.3f %s  %5.0f tokens/s  sync %5.1f ms  "
            "step-%lld  drift %.0e of %.0f",
-           r->round, r->reward, bar, r->tokens / r->round_ms * 1e3,
-           r->sync_ms, (long long)(l->o->no_sync ? 0 : l->round), r->drift,
-           r->checked);
+           r->round, r->reward, bar, r->tokens / r->round_ms * 1e3, r->sync_ms,
+           (long long)(l->o->no_sync ? 0 : l->round), r->drift, r->checked);
     if (r->weighted + r->dropped > 0)
         printf("  off-policy %.0f (dropped %.0f)", r->weighted + r->dropped,
                r->dropped);
@@ -383,8 +386,8 @@ static ferry_status write_page(const loop *l)
              "replicas of %d ranks, %s commit%s. Task: given %d digits, say "
              "them in ascending order.",
              l->o->asynchronous ? "Asynchronous" : "Synchronous", l->o->seed,
-             (int)l->o->prompts, (int)l->o->group, (int)l->o->dp,
-             (int)l->o->tp, l->o->staged ? "staged" : "in-place",
+             (int)l->o->prompts, (int)l->o->group, (int)l->o->dp, (int)l->o->tp,
+             l->o->staged ? "staged" : "in-place",
              l->o->no_sync ? ", no sync after the first (the control)" : "",
              (int)TASK_DIGITS);
     FERRY_TRY(page_write(&l->h, "Reinforcement learning through Ferry", note,

@@ -16,9 +16,9 @@ typedef struct options {
     int32_t prompts, group; /* a round's prompts; answers to each */
     int32_t tp, dp;
     int32_t threads;
-    int32_t save_every;  /* rounds between checkpoints; 0: never */
-    int32_t spoil;       /* round after which a weight is changed; -1 */
-    double target;       /* reward to end at; 0: all rounds */
+    int32_t save_every; /* rounds between checkpoints; 0: never */
+    int32_t spoil;      /* round after which a weight is changed; -1 */
+    double target;      /* reward to end at; 0: all rounds */
     double rate, entropy, discount;
     bool asynchronous, staged, no_sync, resume, quiet, self_test, help;
 } options;

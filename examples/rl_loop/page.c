@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#define TABLE_ROWS 20
+#define TABLE_ROWS   20
 #define COLUMN(name) (offsetof(history_row, name) / sizeof(double))
 
 static const plot PLOTS[] = {
@@ -120,9 +120,9 @@ static void write_table(FILE *f, const history *h)
                 "<td>%.1f</td><td>%.0f</td><td>%.0f&ndash;%.0f</td>"
                 "<td>%.0f</td><td>%.1e</td></tr>\n",
                 r->round, r->reward, r->solved,
-                r->round_ms > 0 ? r->tokens / r->round_ms * 1e3 : 0,
-                r->sync_ms, r->bytes * 1e-3, r->oldest, r->newest,
-                r->weighted + r->dropped, r->drift);
+                r->round_ms > 0 ? r->tokens / r->round_ms * 1e3 : 0, r->sync_ms,
+                r->bytes * 1e-3, r->oldest, r->newest, r->weighted + r->dropped,
+                r->drift);
     }
     fprintf(f, "</table></div>\n");
 }

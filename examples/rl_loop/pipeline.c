@@ -131,9 +131,8 @@ static void *run(void *arg)
     return NULL;
 }
 
-ferry_status pipeline_create(const char *url, int32_t n_slots,
-                             size_t n_groups, size_t size, uint64_t seed,
-                             pipeline **out)
+ferry_status pipeline_create(const char *url, int32_t n_slots, size_t n_groups,
+                             size_t size, uint64_t seed, pipeline **out)
 {
     pipeline *p = calloc(1, sizeof *p);
     ferry_status st = FERRY_OK;
@@ -209,8 +208,7 @@ ferry_status pipeline_take(pipeline *p, size_t n_groups, sample *out)
         group *g = oldest_full(p);
 
         if (g != NULL) {
-            memcpy(out + n * p->size, g->samples,
-                   p->size * sizeof *out);
+            memcpy(out + n * p->size, g->samples, p->size * sizeof *out);
             g->state = GROUP_FREE;
             n++;
         } else if (p->status < 0) {

@@ -13,7 +13,7 @@ enum {
     TOP = 16,
     BOTTOM = 44,
     POINTS_MAX = 120,
-    MARKERS = 6,   /* of each series, spread evenly */
+    MARKERS = 6, /* of each series, spread evenly */
     LABEL_GAP = 15
 };
 
@@ -113,22 +113,22 @@ static void write_axes(FILE *out, const frame *f)
             "text-anchor=\"middle\">round</text>\n"
             "<text class=\"label\" transform=\"translate(14 %d) "
             "rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
-            (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8,
-            (TOP + HEIGHT - BOTTOM) / 2, f->p->y_label);
+            (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, (TOP + HEIGHT - BOTTOM) / 2,
+            f->p->y_label);
 }
 
 /* A shape of its own for each series, around (0, 0). */
 static const char *const SHAPES[PLOT_SERIES_MAX] = {
-    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",                 /* disc */
-    "M-4 -4h8v8h-8z",                                      /* square */
-    "M0 -5l5 9h-10z",                                      /* triangle */
-    "M-4 -4l8 8m0 -8l-8 8",                                /* cross */
-    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",                 /* ring */
-    "M0 -5l5 5l-5 5l-5 -5z",                               /* diamond */
-    "M0 5l5 -9h-10z",                                      /* its reverse */
-    "M-5 0h10m-5 -5v10"};                                  /* plus */
-static const bool HOLLOW[PLOT_SERIES_MAX] = {false, true, false, false,
-                                             true,  false, true, false};
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", /* disc */
+    "M-4 -4h8v8h-8z",                     /* square */
+    "M0 -5l5 9h-10z",                     /* triangle */
+    "M-4 -4l8 8m0 -8l-8 8",               /* cross */
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", /* ring */
+    "M0 -5l5 5l-5 5l-5 -5z",              /* diamond */
+    "M0 5l5 -9h-10z",                     /* its reverse */
+    "M-5 0h10m-5 -5v10"};                 /* plus */
+static const bool HOLLOW[PLOT_SERIES_MAX] = {false, true,  false, false,
+                                             true,  false, true,  false};
 
 static void write_marker(FILE *out, size_t series, double x, double y)
 {

@@ -24,6 +24,6 @@ typedef struct plot {
 } plot;
 
 /* Values are means over equal runs of rounds where there are many. */
-void plot_write(FILE *f, const plot *p, const history *h);
+void plot_write(FILE *out, const plot *p, const history *h);
 
 #endif

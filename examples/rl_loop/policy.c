@@ -41,9 +41,9 @@ static void add(policy *p, const char *name, int64_t rows, int64_t columns)
 static void add_layer(policy *p, int32_t layer)
 {
     static const char *const names[LAYER_PARAMS] = {
-        "input_layernorm",    "self_attn.q_proj", "self_attn.k_proj",
-        "self_attn.v_proj",   "self_attn.o_proj", "post_attention_layernorm",
-        "mlp.gate_proj",      "mlp.up_proj",      "mlp.down_proj"};
+        "input_layernorm",  "self_attn.q_proj", "self_attn.k_proj",
+        "self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm",
+        "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
     const policy_config *c = &p->config;
     int64_t q = (int64_t)c->n_heads * c->head_dim;
     int64_t kv = (int64_t)c->n_kv_heads * c->head_dim;
@@ -90,8 +90,7 @@ static void fill_all(policy *p, rng *random)
             if (p->params[index].ndim == 1)
                 fill_ones(p, index);
             else if (kind == LAYER_O || kind == LAYER_DOWN)
-                fill(p, index, 1.0 / sqrt(fan_in * 2.0 * c->n_layers),
-                     random);
+                fill(p, index, 1.0 / sqrt(fan_in * 2.0 * c->n_layers), random);
             else
                 fill(p, index, 1.0 / sqrt(fan_in), random);
         }
@@ -118,8 +117,7 @@ ferry_status policy_create(const policy_config *config, rng *random,
         add_layer(p, l);
     add(p, "model.norm.weight", config->hidden, 0);
     add(p, "lm_head.weight", config->vocab, config->hidden);
-    st = ferry_shared_alloc(p->n_weights * sizeof(float),
-                            (void **)&p->weights);
+    st = ferry_shared_alloc(p->n_weights * sizeof(float), (void **)&p->weights);
     if (st < 0) {
         free(p);
         return st;
@@ -145,8 +143,7 @@ ferry_status policy_source(const policy *p, ferry_source *out)
 
     for (size_t i = 0; i < p->n_params; i++) {
         names[i] = p->params[i].name;
-        FERRY_TRY(ferry_tensor_init(&tensors[i],
-                                    p->weights + p->params[i].at,
+        FERRY_TRY(ferry_tensor_init(&tensors[i], p->weights + p->params[i].at,
                                     FERRY_DTYPE_F32, p->params[i].ndim,
                                     p->params[i].shape));
     }

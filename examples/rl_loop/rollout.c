@@ -191,11 +191,12 @@ static ferry_status read_spans(json_t *choice, sample *s)
     json_int_t at = 0;
     size_t i;
 
-    json_array_foreach(spans, i, span) {
+    json_array_foreach(spans, i, span)
+    {
         json_int_t start = json_integer_value(json_object_get(span, "start"));
         json_int_t end = json_integer_value(json_object_get(span, "end"));
-        int32_t step = step_of(
-            json_string_value(json_object_get(span, "version")));
+        int32_t step =
+            step_of(json_string_value(json_object_get(span, "version")));
 
         if (start != at || end <= start || end > s->n_answer)
             return malformed("weight_versions");
@@ -207,10 +208,9 @@ static ferry_status read_spans(json_t *choice, sample *s)
 
 static ferry_status read_answer(slot *k)
 {
-    json_t *reply = json_loadb(k->reply == NULL ? "" : k->reply, k->n_reply,
-                               0, NULL);
-    json_t *choice =
-        json_array_get(json_object_get(reply, "choices"), 0);
+    json_t *reply =
+        json_loadb(k->reply == NULL ? "" : k->reply, k->n_reply, 0, NULL);
+    json_t *choice = json_array_get(json_object_get(reply, "choices"), 0);
     const char *reason =
         json_string_value(json_object_get(choice, "finish_reason"));
     ferry_status st;

@@ -14,7 +14,7 @@ typedef struct rollout rollout;
 
 /* At most `n_slots` requests in flight. Opens no connection yet. */
 ferry_status rollout_create(const char *url, int32_t n_slots, rollout **out);
-void rollout_destroy(rollout **r); /* NULL is fine */
+void rollout_destroy(rollout **handle); /* NULL is fine */
 
 /* Requests in flight. */
 int32_t rollout_in_flight(const rollout *r);

@@ -25,12 +25,11 @@ typedef struct probe {
     float *gradient, *scratch;
 } probe;
 
-static ferry_status loss_at(probe *t, float *weight, float value,
-                            double *out)
+static ferry_status loss_at(probe *t, float *weight, float value, double *out)
 {
     *weight = value;
-    return graph_gradient(t->g, t->tokens, SEQS, t->coefficients,
-                          t->entropies, t->scratch, out);
+    return graph_gradient(t->g, t->tokens, SEQS, t->coefficients, t->entropies,
+                          t->scratch, out);
 }
 
 static ferry_status check_param(probe *t, const policy_param *param,
@@ -47,8 +46,8 @@ static ferry_status check_param(probe *t, const policy_param *param,
     slope = (up - down) / (2.0 * (double)step);
     if (!(fabs(slope - given) <= 2e-2 + 1e-2 * fabs(slope)))
         return ferry_fail(FERRY_EINTERNAL,
-                          "%s: gradient %g, finite difference %g",
-                          param->name, given, slope);
+                          "%s: gradient %g, finite difference %g", param->name,
+                          given, slope);
     printf("gradient %-48s %10.4f %10.4f\n", param->name, given, slope);
     return FERRY_OK;
 }
@@ -123,8 +122,8 @@ static ferry_status check_checkpoint(policy *p, const char *folder)
 {
     history h1 = {0}, h2 = {0};
     rng r1 = {11}, r2 = {12};
-    checkpoint saved = {.p = p, .h = &h1, .random = &r1, .seed = 7,
-                        .round = 42};
+    checkpoint saved = {
+        .p = p, .h = &h1, .random = &r1, .seed = 7, .round = 42};
     checkpoint loaded = {.h = &h2, .random = &r2, .seed = 7};
     ferry_status st = policy_create(&p->config, &r2, &loaded.p);
 

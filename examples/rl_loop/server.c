@@ -51,8 +51,7 @@ static void find_program(const char *given, char *out, size_t size)
 }
 
 /* Becomes the server. Runs between fork and exec: no locks, no allocation. */
-static void become(const char *const *argv, const char *log_path,
-                   pid_t parent)
+static void become(const char *const *argv, const char *log_path, pid_t parent)
 {
     int log = open(log_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
 
@@ -96,22 +95,44 @@ static ferry_status wait_port(pid_t pid, const char *port_path,
     }
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
-    return ferry_fail(FERRY_ETIMEOUT, "the server did not start within %d s, "
-                      "see %s", START_TIMEOUT_MS / 1000, log_path);
+    return ferry_fail(FERRY_ETIMEOUT,
+                      "the server did not start within %d s, "
+                      "see %s",
+                      START_TIMEOUT_MS / 1000, log_path);
 }
 
 ferry_status server_start(const server_options *o, server *out)
 {
     char program[4096], model[4096], log_path[4096], port_path[4096];
     char tp[16], dp[16];
-    const char *argv[] = {program, "serve", model, "--load-format", "dummy",
-                    "--kernel-format", "f32", "--tensor-parallel-size", tp,
-                    "--data-parallel-size", dp, "--commit",
-                    o->staged ? "staged" : "inplace", "--max-num-seqs", "64",
-                    "--max-model-len", "32", "--threads", "1", "--host",
-                    "127.0.0.1", "--port", "0", "--port-file", port_path,
-                    "--weight-transfer-config", "{\"backend\":\"ipc\"}",
-                    NULL};
+    const char *argv[] = {program,
+                          "serve",
+                          model,
+                          "--load-format",
+                          "dummy",
+                          "--kernel-format",
+                          "f32",
+                          "--tensor-parallel-size",
+                          tp,
+                          "--data-parallel-size",
+                          dp,
+                          "--commit",
+                          o->staged ? "staged" : "inplace",
+                          "--max-num-seqs",
+                          "64",
+                          "--max-model-len",
+                          "32",
+                          "--threads",
+                          "1",
+                          "--host",
+                          "127.0.0.1",
+                          "--port",
+                          "0",
+                          "--port-file",
+                          port_path,
+                          "--weight-transfer-config",
+                          "{\"backend\":\"ipc\"}",
+                          NULL};
     pid_t self = getpid(), pid;
     int port = 0;
 

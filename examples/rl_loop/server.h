@@ -12,7 +12,7 @@ typedef struct server_options {
     const char *program; /* path of ferry; NULL: beside this program */
     const char *folder;  /* holds model/config.json; logs go here */
     int32_t tp, dp;
-    bool staged;         /* a second copy of the weights, swapped in */
+    bool staged; /* a second copy of the weights, swapped in */
 } server_options;
 
 typedef struct server {

@@ -34,8 +34,8 @@ ferry_status sync_open(const policy *p, const char *url, sync_pause pause,
     if (st == FERRY_OK)
         st = ferry_client_http(url, NULL, &s->client);
     if (st == FERRY_OK)
-        st = ferry_trainer_init(&info.base, &s->client, &s->source,
-                                &s->trainer);
+        st =
+            ferry_trainer_init(&info.base, &s->client, &s->source, &s->trainer);
     if (st < 0) {
         sync_close(&s);
         return st;

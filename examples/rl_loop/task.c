@@ -12,8 +12,7 @@ void task_prompt(rng *random, int32_t out_prompt[TASK_PROMPT])
     out_prompt[TASK_PROMPT - 1] = TASK_THEN;
 }
 
-static void sorted(const int32_t prompt[TASK_PROMPT],
-                   int32_t out[TASK_ANSWER])
+static void sorted(const int32_t prompt[TASK_PROMPT], int32_t out[TASK_ANSWER])
 {
     for (int i = 0; i < TASK_DIGITS; i++) {
         int32_t digit = prompt[i + 1];
