@@ -57,6 +57,7 @@ ferry_status cli_http_json(const cli_http *http, const char *route,
     ferry_status status;
 
     options.token = http->token;
+    options.ca_file = http->ca_file;
     options.timeout_ms = http->timeout_ms;
     FERRY_TRY(ferry_client_http(http->base_url, &options, &client));
     if (body)

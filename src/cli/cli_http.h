@@ -9,6 +9,7 @@
 typedef struct cli_http {
     const char *base_url; /* with or without a trailing slash */
     const char *token;    /* NULL: the setting `token` */
+    const char *ca_file;  /* PEM; NULL: the system's */
     int64_t timeout_ms;   /* of the whole request */
 } cli_http;
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 static struct {
-    const char *url, *prompt, *token_ids, *token, *model, *system;
+    const char *url, *prompt, *token_ids, *token, *model, *system, *ca;
     int chat, json;
     int64_t max_tokens, top_k, seed, logprobs, timeout;
     double temperature, top_p;
@@ -47,6 +47,8 @@ static const cli_option rows[] = {
      0, 0},
     {"token", CLI_TEXT, &options.token, "T",
      "bearer token [the variable FERRY_TOKEN]", 0, 0},
+    {"ca", CLI_TEXT, &options.ca, "FILE",
+     "PEM of the CA of an https server [the system's]", 0, 0},
     {"timeout", CLI_INT, &options.timeout, "S", "seconds [300]", 1, 86400},
     {"json", CLI_FLAG, &options.json, NULL, "the server's reply as it is", 0,
      0},
@@ -252,6 +254,7 @@ static int run(int argc, char **argv)
         return CLI_EXIT_USAGE;
     http.base_url = options.url;
     http.token = options.token;
+    http.ca_file = options.ca;
     http.timeout_ms = options.timeout * 1000;
     status = cli_http_json(&http, "/v1/completions", body, &reply);
     json_decref(body);

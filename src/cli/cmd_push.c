@@ -31,6 +31,8 @@ static const cli_option rows[] = {
      "label that the servers carry afterwards", 0, 0},
     {"token", CLI_TEXT, &options.token, "T",
      "bearer token [the variable FERRY_TOKEN]", 0, 0},
+    {"ca", CLI_TEXT, &options.ca, "FILE",
+     "PEM of the CA of an https server [the system's]", 0, 0},
     {"pause", CLI_FLAG, &options.pause, NULL,
      "pause generation around each round", 0, 0},
     {"rounds", CLI_INT, &options.rounds, "N", "send N times [1]", 0, 0},
@@ -94,6 +96,7 @@ static int make_client(char **urls, int count, ferry_client *out)
     int made = 0;
 
     http.token = options.token;
+    http.ca_file = options.ca;
     http.timeout_ms = options.timeout * 1000;
     http.pause = options.pause;
     while (made < count && status == FERRY_OK) {

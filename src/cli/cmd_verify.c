@@ -12,7 +12,7 @@
 #include <string.h>
 
 static struct {
-    const char *token, *kernel_format;
+    const char *token, *kernel_format, *ca;
     ferry_dtype dtype;
     int64_t timeout;
     int json;
@@ -25,6 +25,8 @@ static const cli_option rows[] = {
      "f32, bf16 or q8_0 [what the server says]", 0, 0},
     {"token", CLI_TEXT, &options.token, "T",
      "bearer token [the variable FERRY_TOKEN]", 0, 0},
+    {"ca", CLI_TEXT, &options.ca, "FILE",
+     "PEM of the CA of an https server [the system's]", 0, 0},
     {"timeout", CLI_INT, &options.timeout, "S", "seconds for one request [300]",
      1, 86400},
     {"json", CLI_FLAG, &options.json, NULL, "one JSON object", 0, 0},
@@ -305,6 +307,7 @@ static int run(int argc, char **argv)
                                             argv[first + 2]);
     http.base_url = argv[first + 1];
     http.token = options.token;
+    http.ca_file = options.ca;
     http.timeout_ms = options.timeout * 1000;
     return verify(argv[first], &http);
 }

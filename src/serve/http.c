@@ -13,7 +13,10 @@
 #include <unistd.h>
 
 #define CONNECTIONS_MAX 512
-#define IDLE_TIMEOUT_S  600
+/* The guard bounds what a client may take; this one is for a handler whose
+ * client is silent, which may take long. */
+#define IDLE_TIMEOUT_S (6 * 3600)
+#define PEM_MAX        ((size_t)1 << 20)
 
 /* What is collected of one request until its body is whole. */
 typedef struct pending {
@@ -55,6 +58,7 @@ static enum MHD_Result queue(struct MHD_Connection *c, ferry__exchange *x)
 {
     struct MHD_Response *response;
     enum MHD_Result result;
+    size_t size_bytes = x->reply.length;
 
     if (x->reply.failed) {
         ferry__str_free(&x->reply);
@@ -67,6 +71,7 @@ static enum MHD_Result queue(struct MHD_Connection *c, ferry__exchange *x)
     if (response == NULL)
         return MHD_NO;
     MHD_add_response_header(response, "Content-Type", x->content_type);
+    ferry__http_guard_answering(&x->server->guard, c, size_bytes);
     if (x->status == 401)
         MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     if (x->policy != NULL) {
@@ -80,10 +85,11 @@ static enum MHD_Result queue(struct MHD_Connection *c, ferry__exchange *x)
     return result;
 }
 
-static enum MHD_Result refuse(struct MHD_Connection *c, unsigned int code,
-                              const char *text)
+static enum MHD_Result refuse(ferry__server *s, struct MHD_Connection *c,
+                              unsigned int code, const char *text)
 {
-    ferry__exchange x = {.status = code, .content_type = "application/json"};
+    ferry__exchange x = {
+        .server = s, .status = code, .content_type = "application/json"};
 
     if (code == 404 || code == 405) {
         ferry__str_append(&x.reply, "{\"detail\":");
@@ -95,16 +101,32 @@ static enum MHD_Result refuse(struct MHD_Connection *c, unsigned int code,
     return queue(c, &x);
 }
 
+static bool is_token(const char *given, const char *token)
+{
+    return token != NULL && ferry__equal_secret(given, token);
+}
+
+/* Weight routes take their own token where there is one, and it opens the
+ * others too: who may replace the weights may ask about them. */
 static bool authorised(const ferry__server *s, const ferry__route *route,
                        struct MHD_Connection *c)
 {
-    const char *given;
+    const char *key = s->options->api_key, *weight = s->options->weight_key;
+    bool of_weights = (route->flags & FERRY__ROUTE_WEIGHT) != 0;
+    const char *given =
+        MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Authorization");
 
-    if (s->options->api_key == NULL || (route->flags & FERRY__ROUTE_OPEN))
+    if (route->flags & FERRY__ROUTE_OPEN)
         return true;
-    given = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Authorization");
-    return given != NULL && strncmp(given, "Bearer ", 7) == 0 &&
-           ferry__equal_secret(given + 7, s->options->api_key);
+    if (weight == NULL || !of_weights) {
+        if (key == NULL)
+            return true;
+    }
+    if (given == NULL || strncmp(given, "Bearer ", 7) != 0)
+        return false;
+    if (is_token(given + 7, weight))
+        return true;
+    return (weight == NULL || !of_weights) && is_token(given + 7, key);
 }
 
 /* Answers once the body was read and dropped, so that a client that is still
@@ -160,6 +182,7 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c,
     if (p == NULL)
         return begin(s, c, url, method, con_cls);
     if (*size > 0) {
+        ferry__http_guard_body(&s->guard, c, *size);
         if (p->body.length + *size > (size_t)s->options->max_body_bytes)
             refuse_later(p, 413, "Request body too large");
         if (p->refusal == 0)
@@ -170,9 +193,10 @@ static enum MHD_Result on_request(void *cls, struct MHD_Connection *c,
     if (p->body.failed)
         refuse_later(p, 500, "out of memory");
     if (p->refusal != 0)
-        return refuse(c, p->refusal, p->text);
+        return refuse(s, c, p->refusal, p->text);
     x.body = p->body.data == NULL ? "" : p->body.data;
     x.body_size = p->body.length;
+    ferry__http_guard_handling(&s->guard, c);
     p->route->handler(&x);
     return queue(c, &x);
 }
@@ -182,8 +206,7 @@ static void on_done(void *cls, struct MHD_Connection *c, void **con_cls,
 {
     pending *p = *con_cls;
 
-    (void)cls;
-    (void)c;
+    ferry__http_guard_next(&((ferry__server *)cls)->guard, c);
     (void)code;
     if (p == NULL)
         return;
@@ -241,6 +264,68 @@ static void quiet(void *cls, const char *fmt, va_list args)
     ferry__log(FERRY_LOG_DEBUG, "http: %s", line);
 }
 
+/* A PEM file as a text that is the caller's. */
+static ferry_status read_pem(const char *flag, const char *path, char **out)
+{
+    FILE *f = fopen(path, "re");
+    ferry__str s = {0};
+    char part[4096];
+    size_t n;
+    bool failed;
+
+    if (f == NULL)
+        return ferry_fail(FERRY_EINVAL, "--%s %s: %s", flag, path,
+                          strerror(errno));
+    while ((n = fread(part, 1, sizeof part, f)) > 0 && s.length < PEM_MAX)
+        ferry__str_append_n(&s, part, n);
+    failed = ferror(f) != 0 || s.failed || s.length == 0 || s.length > PEM_MAX;
+    fclose(f);
+    if (failed || strstr(s.data, "-----BEGIN") == NULL) {
+        ferry__str_free(&s);
+        return ferry_fail(FERRY_EINVAL, "--%s %s is no PEM file", flag, path);
+    }
+    return ferry__str_take(&s, out);
+}
+
+/* Texts that must live as long as the daemon. */
+static ferry_status open_tls(ferry__server *s)
+{
+    const ferry__serve_options *o = s->options;
+
+    if (o->tls_cert == NULL)
+        return FERRY_OK;
+    if (MHD_is_feature_supported(MHD_FEATURE_TLS) != MHD_YES)
+        return ferry_fail(FERRY_EBACKEND,
+                          "--tls-cert: this libmicrohttpd has no TLS");
+    FERRY_TRY(read_pem("tls-cert", o->tls_cert, &s->tls_cert));
+    return read_pem("tls-key", o->tls_key, &s->tls_key);
+}
+
+static struct MHD_Daemon *start_daemon(ferry__server *s, int fd)
+{
+    unsigned int flags =
+        MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD |
+        MHD_USE_POLL | MHD_USE_ITC | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->tls_cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls_key},
+        {MHD_OPTION_END, 0, NULL}};
+
+    if (s->tls_cert != NULL)
+        flags |= MHD_USE_TLS;
+    else
+        tls[0] = tls[2];
+    return MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, s, MHD_OPTION_EXTERNAL_LOGGER, quiet,
+        NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED,
+        on_done, s, MHD_OPTION_NOTIFY_CONNECTION, ferry__http_guard_notify,
+        &s->guard, MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS_MAX,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+        (unsigned int)s->options->per_address, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned int)IDLE_TIMEOUT_S, MHD_OPTION_THREAD_STACK_SIZE,
+        (size_t)1 << 20, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+}
+
 ferry_status ferry__http_start(ferry__server *server,
                                struct MHD_Daemon **out_daemon,
                                int32_t *out_port)
@@ -248,20 +333,33 @@ ferry_status ferry__http_start(ferry__server *server,
     struct MHD_Daemon *daemon;
     int fd = -1;
 
+    FERRY_TRY(open_tls(server));
     FERRY_TRY(
         listen_on(server->options->host, server->options->port, &fd, out_port));
-    daemon = MHD_start_daemon(
-        MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD |
-            MHD_USE_POLL | MHD_USE_ITC | MHD_USE_ERROR_LOG,
-        0, NULL, NULL, on_request, server, MHD_OPTION_EXTERNAL_LOGGER, quiet,
-        NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED,
-        on_done, NULL, MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS_MAX,
-        MHD_OPTION_CONNECTION_TIMEOUT, IDLE_TIMEOUT_S,
-        MHD_OPTION_THREAD_STACK_SIZE, (size_t)1 << 20, MHD_OPTION_END);
+    if (ferry__http_guard_open(&server->guard,
+                               server->options->request_timeout_ms) < 0) {
+        close(fd);
+        return FERRY_EINTERNAL;
+    }
+    daemon = start_daemon(server, fd);
     if (daemon == NULL) {
         close(fd);
-        return ferry_fail(FERRY_EINTERNAL, "the http server does not start");
+        return ferry_fail(FERRY_EINTERNAL,
+                          server->tls_cert == NULL
+                              ? "the http server does not start"
+                              : "the https server does not start; is --tls-key "
+                                "the key of --tls-cert?");
     }
     *out_daemon = daemon;
     return FERRY_OK;
+}
+
+void ferry__http_stop(ferry__server *server, struct MHD_Daemon *daemon)
+{
+    if (daemon != NULL)
+        MHD_stop_daemon(daemon);
+    ferry__http_guard_close(&server->guard);
+    ferry__free(server->tls_cert);
+    ferry__free(server->tls_key);
+    server->tls_cert = server->tls_key = NULL;
 }

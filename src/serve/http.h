@@ -24,7 +24,8 @@ typedef struct ferry__exchange {
 
 typedef void (*ferry__handler)(ferry__exchange *x);
 
-#define FERRY__ROUTE_WEIGHT 0x1u /* exists only with a backend */
+#define FERRY__ROUTE_WEIGHT 0x1u /* exists only with a backend; takes the \
+                                    weight token where there is one */
 #define FERRY__ROUTE_OPEN   0x2u /* no token asked */
 
 typedef struct ferry__route {
@@ -41,6 +42,8 @@ extern const ferry__route ferry__routes_info[];
 ferry_status ferry__http_start(ferry__server *server,
                                struct MHD_Daemon **out_daemon,
                                int32_t *out_port);
+/* daemon may be NULL: what a start that failed left behind. */
+void ferry__http_stop(ferry__server *server, struct MHD_Daemon *daemon);
 
 /* ---- for handlers ---- */
 void ferry__reply_json(ferry__exchange *x, json_t *value); /* steals */

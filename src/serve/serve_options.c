@@ -20,6 +20,19 @@
     X(PORT_FILE, "port-file", "FILE", "write the bound port here")             \
     X(API_KEY, "api-key", "TOKEN",                                             \
       "bearer token for every route but /health [setting token]")              \
+    X(WEIGHT_KEY, "weight-api-key", "TOKEN",                                   \
+      "bearer token of the weight routes, in place of that one")               \
+    X(CERT, "tls-cert", "FILE", "serve https; PEM certificate chain")          \
+    X(KEY, "tls-key", "FILE", "PEM private key of it")                         \
+    X(TIMEOUT, "request-timeout", "S",                                         \
+      "seconds in which a request must have arrived [60]")                     \
+    X(ADDRESS, "max-connections-per-address", "N",                             \
+      "connections of one client address [256]")                               \
+    X(JOIN, "join", "URL",                                                     \
+      "take the weights from this running server before being ready")          \
+    X(JOIN_KEY, "join-api-key", "TOKEN",                                       \
+      "that server's weight token [setting token]")                            \
+    X(JOIN_CA, "join-ca", "FILE", "PEM of the CA that signed its certificate") \
     X(NAME, "served-model-name", "NAME", "name in /v1/models [MODEL]")         \
     X(TP, "tensor-parallel-size", "N", "ranks of a replica [1]")               \
     X(DP, "data-parallel-size", "N", "replicas [1]")                           \
@@ -175,6 +188,24 @@ static ferry_status read_flag(int id, const char *arg, ferry__serve_options *o)
     case FLAG_API_KEY:
         o->api_key = arg;
         return FERRY_OK;
+    case FLAG_WEIGHT_KEY:
+        o->weight_key = arg;
+        return FERRY_OK;
+    case FLAG_CERT:
+        o->tls_cert = arg;
+        return FERRY_OK;
+    case FLAG_KEY:
+        o->tls_key = arg;
+        return FERRY_OK;
+    case FLAG_JOIN:
+        o->join = arg;
+        return FERRY_OK;
+    case FLAG_JOIN_KEY:
+        o->join_key = arg;
+        return FERRY_OK;
+    case FLAG_JOIN_CA:
+        o->join_ca = arg;
+        return FERRY_OK;
     case FLAG_NAME:
         o->served_name = arg;
         return FERRY_OK;
@@ -214,6 +245,13 @@ static ferry_status read_flag(int id, const char *arg, ferry__serve_options *o)
         FERRY_TRY(read_int("update-no-progress", arg, 1, 86400, &value));
         o->no_progress_ms = value * 1000;
         return FERRY_OK;
+    case FLAG_TIMEOUT:
+        FERRY_TRY(read_int("request-timeout", arg, 1, 86400, &value));
+        o->request_timeout_ms = value * 1000;
+        return FERRY_OK;
+    case FLAG_ADDRESS:
+        return read_i32("max-connections-per-address", arg, 1, 512,
+                        &o->per_address);
     case FLAG_BODY:
         FERRY_TRY(read_int("max-body-mib", arg, 1, 4096, &value));
         o->max_body_bytes = value << 20;
@@ -221,6 +259,28 @@ static ferry_status read_flag(int id, const char *arg, ferry__serve_options *o)
     default:
         return read_named(id, arg, o);
     }
+}
+
+static ferry_status check_pairs(const ferry__serve_options *o)
+{
+    if ((o->tls_cert == NULL) != (o->tls_key == NULL))
+        return ferry_fail(FERRY_EINVAL, "--%s needs --%s",
+                          o->tls_cert != NULL ? "tls-cert" : "tls-key",
+                          o->tls_cert != NULL ? "tls-key" : "tls-cert");
+    if (o->join == NULL && (o->join_key != NULL || o->join_ca != NULL))
+        return ferry_fail(FERRY_EINVAL, "--join-%s needs --join",
+                          o->join_key != NULL ? "api-key" : "ca");
+    if (o->join != NULL && o->load_format != FERRY__LOAD_AUTO)
+        return ferry_fail(FERRY_EINVAL,
+                          "--join and --load-format both say where the "
+                          "weights come from");
+    if ((o->api_key != NULL && o->api_key[0] == '\0') ||
+        (o->weight_key != NULL && o->weight_key[0] == '\0'))
+        return ferry_fail(FERRY_EINVAL, "--%s takes a token that is not empty",
+                          o->weight_key != NULL && o->weight_key[0] == '\0'
+                              ? "weight-api-key"
+                              : "api-key");
+    return FERRY_OK;
 }
 
 static void set_defaults(ferry__serve_options *o)
@@ -232,6 +292,8 @@ static void set_defaults(ferry__serve_options *o)
     o->tp_size = o->dp_size = 1;
     o->max_seqs = 8;
     o->max_body_bytes = (int64_t)256 << 20;
+    o->request_timeout_ms = 60000;
+    o->per_address = 256;
 }
 
 ferry_status ferry__serve_options_read(int argc, char **argv,
@@ -266,6 +328,8 @@ ferry_status ferry__serve_options_read(int argc, char **argv,
         st = ferry_fail(FERRY_EINVAL, optind < argc - 1
                                           ? "more than one MODEL given"
                                           : "MODEL is missing");
+    if (st == FERRY_OK && !out->help)
+        st = check_pairs(out);
     if (st == FERRY_OK && !out->help) {
         out->model = argv[optind];
         if (out->served_name == NULL)

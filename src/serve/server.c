@@ -139,8 +139,9 @@ static void announce(const ferry__server *s)
     const char *host = s->options->host;
     bool v6 = strchr(host, ':') != NULL;
 
-    printf("ferry: serving %s on http://%s%s%s:%d\n", s->options->served_name,
-           v6 ? "[" : "", host, v6 ? "]" : "", s->port);
+    printf("ferry: serving %s on %s://%s%s%s:%d\n", s->options->served_name,
+           s->tls_cert != NULL ? "https" : "http", v6 ? "[" : "", host,
+           v6 ? "]" : "", s->port);
     fflush(stdout);
 }
 
@@ -175,21 +176,24 @@ static ferry_status serve(ferry__server *s, const sigset_t *ends)
 {
     struct MHD_Daemon *daemon = NULL;
     int signal_number;
+    ferry_status st;
 
     FERRY_TRY(server_init(s));
     FERRY_TRY(open_tokenizer(s));
     FERRY_TRY(start_replicas(s));
-    FERRY_TRY(ferry__http_start(s, &daemon, &s->port));
-    if (write_port(s) < 0) {
-        MHD_stop_daemon(daemon);
-        return FERRY_EIO;
+    st = ferry__http_start(s, &daemon, &s->port);
+    if (st == FERRY_OK)
+        st = write_port(s);
+    if (st < 0) {
+        ferry__http_stop(s, daemon);
+        return st;
     }
     announce(s);
     signal_number = wait_for_end(s, ends);
     ferry__log(FERRY_LOG_INFO, "signal %d: stopping", signal_number);
     release_requests(s);
     (void)ferry__control_abort(s);
-    MHD_stop_daemon(daemon);
+    ferry__http_stop(s, daemon);
     return FERRY_OK;
 }
 

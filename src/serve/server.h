@@ -8,6 +8,7 @@
 #define FERRY_SERVE_SERVER_H
 
 #include "serve/history.h"
+#include "serve/http_guard.h"
 #include "serve/metrics.h"
 #include "serve/request.h"
 #include "serve/spawner.h"
@@ -57,6 +58,8 @@ typedef struct ferry__server {
     ferry__metrics metrics;
     ferry__history history;
     int32_t port;
+    ferry__http_guard guard;
+    char *tls_cert, *tls_key; /* PEM texts; NULL: plain HTTP */
 
     pthread_mutex_t calls; /* the control sockets, for one call's length */
     pthread_mutex_t control;
