@@ -159,16 +159,43 @@ static uint32_t get_u32(const unsigned char *p)
            (uint32_t)p[3] << 24;
 }
 
+/* Length and bytes in one call, as far as they go: sent apart, the length
+ * alone would wake the receiver, only for it to wait again. */
+static ferry_status send_start(int fd, unsigned char head[4],
+                               const void *bytes, size_t size_bytes,
+                               const ferry__waiter *w, size_t *out_sent)
+{
+    struct iovec parts[2] = {{head, 4},
+                             {(void *)(uintptr_t)bytes, size_bytes}};
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+    ssize_t n;
+
+    do {
+        n = sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0 && errno != EAGAIN)
+        return ferry__socket_error(w, "send");
+    *out_sent = n > 0 ? (size_t)n : 0;
+    return FERRY_OK;
+}
+
 ferry_status ferry__send_frame(int fd, const void *bytes, size_t size_bytes,
                                const ferry__waiter *w)
 {
     unsigned char head[4];
+    size_t sent = 0;
 
     if (size_bytes > UINT32_MAX)
         return ferry_fail(FERRY_EOVERFLOW, "frame of %zu bytes", size_bytes);
     put_u32(head, (uint32_t)size_bytes);
-    FERRY_TRY(ferry__send_all(fd, head, sizeof(head), w));
-    return ferry__send_all(fd, bytes, size_bytes, w);
+    FERRY_TRY(send_start(fd, head, bytes, size_bytes, w, &sent));
+    if (sent < sizeof(head)) {
+        FERRY_TRY(ferry__send_all(fd, head + sent, sizeof(head) - sent, w));
+        sent = sizeof(head);
+    }
+    sent -= sizeof(head);
+    return ferry__send_all(fd, (const char *)bytes + sent, size_bytes - sent,
+                           w);
 }
 
 ferry_status ferry__recv_frame(int fd, size_t max_bytes, void **out_bytes,
