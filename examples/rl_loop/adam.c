@@ -23,6 +23,7 @@ ferry_status adam_create(size_t n, double rate, adam **out)
     a->beta2 = 0.98;
     a->epsilon = 1e-8;
     a->clip = 1.0;
+    a->horizon = 100;
     *out = a;
     return FERRY_OK;
 }
@@ -37,15 +38,25 @@ void adam_destroy(adam **a)
     *a = NULL;
 }
 
+/* Flat at first, then falling: large steps find the answer, small ones keep
+ * it. A function of the step alone, so that a resumed run goes on with it. */
+static double rate_now(const adam *a)
+{
+    double x = (double)a->steps / a->horizon;
+
+    return a->rate * fmax(1.0 / (1.0 + x * x), 0.1);
+}
+
 double adam_step(adam *a, float *weights, const float *gradient)
 {
-    double norm = 0, scale, correct1, correct2;
+    double norm = 0, scale, rate, correct1, correct2;
 
     for (size_t i = 0; i < a->n; i++)
         norm += (double)gradient[i] * (double)gradient[i];
     norm = sqrt(norm);
     scale = norm > a->clip ? a->clip / norm : 1.0;
     a->steps++;
+    rate = rate_now(a);
     correct1 = 1.0 - pow(a->beta1, (double)a->steps);
     correct2 = 1.0 - pow(a->beta2, (double)a->steps);
     for (size_t i = 0; i < a->n; i++) {
@@ -55,8 +66,8 @@ double adam_step(adam *a, float *weights, const float *gradient)
 
         a->mean[i] = (float)m;
         a->square[i] = (float)s;
-        weights[i] -= (float)(a->rate * (m / correct1) /
-                              (sqrt(s / correct2) + a->epsilon));
+        weights[i] -=
+            (float)(rate * (m / correct1) / (sqrt(s / correct2) + a->epsilon));
     }
     return norm;
 }

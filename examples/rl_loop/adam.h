@@ -9,7 +9,10 @@ typedef struct adam {
     float *mean, *square; /* of the gradients, n each */
     size_t n;
     int64_t steps;
-    double rate, beta1, beta2, epsilon, clip; /* clip: largest norm */
+    double rate, beta1, beta2, epsilon;
+    double clip;    /* largest norm */
+    double horizon; /* steps after which the rate has halved; it falls to a
+                       tenth at last */
 } adam;
 
 ferry_status adam_create(size_t n, double rate, adam **out);

@@ -22,7 +22,7 @@
     X(TP, "tp", "N", "tensor-parallel ranks of a replica [2]")                 \
     X(DP, "dp", "N", "replicas [2]")                                           \
     X(THREADS, "threads", "N", "of the trainer's passes [1]")                  \
-    X(RATE, "rate", "R", "Adam's step size [0.003]")                           \
+    X(RATE, "rate", "R", "Adam's first step size [0.003]")                     \
     X(ENTROPY, "entropy", "R", "worth of spreading out [0.003]")               \
     X(DISCOUNT, "discount", "R",                                               \
       "what a place is worth to the one before it [0.5]")                      \
