@@ -47,11 +47,6 @@ static void pack_op(const ferry__copy_op *op, ferry__copy_op *out)
     out->dst_dtype = op->src_dtype;
 }
 
-static const char *tied_owner_name(const ferry__loading *l, size_t record)
-{
-    return ferry__plan_baked(l->plan, l->tied[record].owner)->meta.name;
-}
-
 static bool same_box(const ferry__tied *t, const ferry__entry *e, int32_t ndim)
 {
     for (int32_t d = 0; d < ndim; d++)
@@ -77,6 +72,8 @@ static ferry_status tied_decide(ferry__loading *l, const ferry__arrival *a,
             landing->mode = FERRY__TIED_LAND;
         } else {
             t->compared = true;
+            if (t->owner != a->id)
+                t->twin = a->id;
             landing->mode =
                 t->complete ? FERRY__TIED_COMPARE : FERRY__TIED_DEFER;
         }
@@ -97,13 +94,18 @@ static ferry_status tied_decide(ferry__loading *l, const ferry__arrival *a,
     return FERRY_OK;
 }
 
-static ferry_status tied_differ(const ferry__loading *l, const char *name,
-                                size_t record)
+/* Names the parameter that came now and the one that it must equal. */
+static ferry_status tied_differ(const ferry__loading *l,
+                                const ferry__arrival *a, size_t record)
 {
+    const ferry__tied *t = &l->tied[record];
+    size_t other = t->owner == a->id ? t->twin : t->owner;
+
     return ferry_fail(FERRY_EMISMATCH,
                       "parameters %s and %s are tied, but this round brought "
                       "different values for them",
-                      tied_owner_name(l, record), name);
+                      ferry__plan_baked(l->plan, other)->meta.name,
+                      ferry__plan_baked(l->plan, a->id)->meta.name);
 }
 
 static ferry_status hold_packed(ferry__loading *l, const ferry__entry *e,
@@ -137,18 +139,16 @@ static ferry_status defer_piece(ferry__loading *l, const ferry__entry *e,
     return FERRY_OK;
 }
 
-static ferry_status land_tied(ferry__loading *l, ferry__batch *b,
-                              ferry__arrival *a, const ferry__entry *e,
-                              ferry__landing *landing, const ferry__copy_op *op,
-                              const void *src)
+static ferry_status land_tied(ferry__loading *l, ferry__arrival *a,
+                              const ferry__entry *e, ferry__landing *landing,
+                              const ferry__copy_op *op, const void *src)
 {
     if (landing->mode == FERRY__TIED_UNDECIDED)
         FERRY_TRY(tied_decide(l, a, e, landing));
     switch (landing->mode) {
     case FERRY__TIED_COMPARE:
         if (!ferry__copy_equal(op, ferry__loading_base(l, e->slot), src))
-            return tied_differ(l, b->manifest.params[a - b->arrivals].name,
-                               landing->tied);
+            return tied_differ(l, a, landing->tied);
         if (landing->hash != NULL)
             ferry__copy_digest(op, src, landing->hash);
         return FERRY_OK;
@@ -187,7 +187,7 @@ ferry_status ferry__land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
     }
     switch (e->kind) {
     case FERRY__ENTRY_TIED:
-        return land_tied(l, b, a, e, landing, op, src);
+        return land_tied(l, a, e, landing, op, src);
     case FERRY__ENTRY_STEP:
         return land_step(l, e, landing, op, src);
     case FERRY__ENTRY_COPY:
@@ -245,8 +245,7 @@ static ferry_status compare_held(ferry__loading *l, ferry__batch *b,
     ferry__op_packed(&e->op, &packed);
     if (!ferry__copy_equal(&packed, ferry__loading_base(l, e->slot),
                            landing->held))
-        return tied_differ(l, b->manifest.params[a - b->arrivals].name,
-                           landing->tied);
+        return tied_differ(l, a, landing->tied);
     ferry__loading_drop(l, landing->held, landing->held_bytes);
     landing->held = NULL;
     return FERRY_OK;

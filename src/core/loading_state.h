@@ -54,6 +54,7 @@ typedef struct ferry__tied {
     size_t slot;
     int64_t start[FERRY_MAX_DIMS], count[FERRY_MAX_DIMS];
     size_t owner; /* plan id */
+    size_t twin;  /* plan id of the name that was compared last */
     bool complete, compared;
     size_t next; /* chain of the slot, index + 1; 0 ends it */
 } ferry__tied;

@@ -16,6 +16,8 @@ toy_options toy_defaults(const toy_options *options)
         o.tp_size = 1;
     if (o.n_layers == 0)
         o.n_layers = 2;
+    if (o.vocab == 0)
+        o.vocab = TOY_VOCAB;
     if (o.wire == FERRY_DTYPE_NONE)
         o.wire = FERRY_DTYPE_BF16;
     if (o.store == FERRY_DTYPE_NONE)
@@ -212,7 +214,7 @@ static void llama_names(const namer *head)
     ferry_dtype w = head->o->wire;
     namer n = *head;
 
-    named(&n, "model.embed_tokens.weight", w, 2, TOY_VOCAB, TOY_HIDDEN);
+    named(&n, "model.embed_tokens.weight", w, 2, n.o->vocab, TOY_HIDDEN);
     for (n.layer = 0; n.layer < n.o->n_layers; n.layer++) {
         in_layer(&n, "self_attn.q_proj.weight", w, 2, TOY_HIDDEN, TOY_HIDDEN);
         in_layer(&n, "self_attn.k_proj.weight", w, 2, TOY_HIDDEN, TOY_HIDDEN);
@@ -226,7 +228,7 @@ static void llama_names(const namer *head)
         in_layer(&n, "post_attention_layernorm.weight", w, 1, TOY_HIDDEN, 0);
     }
     named(&n, "model.norm.weight", w, 1, TOY_HIDDEN, 0);
-    named(&n, "lm_head.weight", w, 2, TOY_VOCAB, TOY_HIDDEN);
+    named(&n, "lm_head.weight", w, 2, n.o->vocab, TOY_HIDDEN);
 }
 
 static void step_names(const namer *head)

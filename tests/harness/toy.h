@@ -28,6 +28,7 @@ typedef struct toy_options {
     ferry_dtype wire;         /* of weights; 0: bfloat16 */
     ferry_dtype store;        /* of weights; 0: bfloat16 */
     int tied;                 /* lm_head is embed_tokens */
+    int64_t vocab;            /* 0: 8 */
     int prefix;               /* names begin with model.language_model. */
 } toy_options;
 

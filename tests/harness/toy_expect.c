@@ -25,7 +25,7 @@ static int64_t origin(const toy *t, size_t i, int64_t k, char *name,
     switch (s->role) {
     case ROLE_EMBED:
     case ROLE_HEAD:
-        return (rank * (TOY_VOCAB / tp) + row) * TOY_HIDDEN + column;
+        return (rank * (t->options.vocab / tp) + row) * TOY_HIDDEN + column;
     case ROLE_QKV:
         snprintf(name, size, "model.layers.%d.self_attn.%s_proj.weight",
                  s->layer, projections[row / qkv]);

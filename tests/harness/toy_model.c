@@ -52,8 +52,8 @@ static void add_llama(toy *t)
     ferry_dtype s = t->options.store;
     int64_t tp = t->options.tp_size, h = TOY_HIDDEN, f = TOY_FFN;
 
-    add(t, ROLE_EMBED, -1, "model.embed_tokens.weight", s, 2, TOY_VOCAB / tp, h,
-        0);
+    add(t, ROLE_EMBED, -1, "model.embed_tokens.weight", s, 2,
+        t->options.vocab / tp, h, 0);
     for (int32_t l = 0; l < t->options.n_layers; l++) {
         add(t, ROLE_QKV, l, "self_attn.qkv_proj.weight", s, 2, 3 * h / tp, h,
             0);
@@ -81,8 +81,9 @@ static void add_llama(toy *t)
     }
     add(t, ROLE_NORM, -1, "model.norm.weight", s, 1, h, 0, 0);
     if (!t->options.tied)
-        add(t, ROLE_HEAD, -1, "lm_head.weight", s, 2, TOY_VOCAB / tp + 1, h, 0)
-            ->valid_rows = TOY_VOCAB / tp;
+        add(t, ROLE_HEAD, -1, "lm_head.weight", s, 2, t->options.vocab / tp + 1,
+            h, 0)
+            ->valid_rows = t->options.vocab / tp;
 }
 
 static void add_steps(toy *t)
@@ -331,10 +332,10 @@ static ferry_status load_layer(const loading *l, const char *rest)
 static ferry_status load_vocab(const loading *l, toy_role role)
 {
     const toy_options *o = &l->t->options;
-    int64_t n = TOY_VOCAB / o->tp_size;
+    int64_t n = o->vocab / o->tp_size;
     ferry_tensor dst, src;
 
-    FERRY_TRY(expect(l, TOY_VOCAB, TOY_HIDDEN));
+    FERRY_TRY(expect(l, o->vocab, TOY_HIDDEN));
     if (!o->tied)
         return cut_rows(l, role, 0);
     FERRY_TRY(

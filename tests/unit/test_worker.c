@@ -344,9 +344,6 @@ static void o21_declared_must_be_loaded(void **state)
 
 /* ---- digests ---- */
 
-typedef enum digest_fault { DIGEST_NONE, DIGEST_WRONG, DIGEST_SHORT } fault;
-static fault digest_fault;
-
 static ferry_status load_with_digests(const ferry_worker_host *host,
                                       ferry_worker_context *ctx, void *arg)
 {
@@ -359,8 +356,7 @@ static ferry_status load_with_digests(const ferry_worker_host *host,
         FERRY_TRY(solo_load_one(host, ctx, arg, i));
         FERRY_TRY(host->boxes(ctx, i, &boxes, &n));
         for (size_t k = 0; k < n; k++)
-            if (digest_fault == DIGEST_WRONG || (i == 0 && k == 0))
-                FERRY_TRY(host->expect_digest(ctx, i, k, 12345));
+            FERRY_TRY(host->expect_digest(ctx, i, k, 12345));
     }
     return FERRY_OK;
 }
@@ -374,7 +370,6 @@ static void j2_digests_are_compared_at_prepare(void **state)
     open_kind(&r, "probe", TOY_A, FERRY_COMMIT_STAGED);
     sum = toy_sum(r.toy);
     the_probe.on_receive = load_with_digests;
-    digest_fault = DIGEST_WRONG;
     ok(ferry_worker_start_weight_update(r.worker));
     ok(ferry_worker_update_weights(r.worker,
                                    solo_update(&r, 0, r.checkpoint->count)));
@@ -571,6 +566,156 @@ static void o45_tied_names_compare_in_either_order(void **state)
     solo_close(&r);
 }
 
+/* ---- pieces that interleave ---- */
+
+static int64_t head_flip;
+
+/* The embedding and the head come by turns, half by half, so that the head
+ * cannot be compared when it comes. */
+static ferry_status by_turns(const ferry_worker_host *host,
+                             ferry_worker_context *ctx, void *arg)
+{
+    toy_checkpoint *c = arg;
+    const char *e = c->bytes[toy_checkpoint_find(c, "model.embed_tokens."
+                                                    "weight")];
+    const char *h = c->bytes[toy_checkpoint_find(c, "lm_head.weight")];
+    char copy[2][128];
+
+    host->want_digests(ctx, true);
+    for (int64_t half = 0; half < 2; half++) {
+        memcpy(copy[half], h + half * 128, 128);
+        if (head_flip / 128 == half)
+            copy[half][head_flip % 128] ^= 1;
+        FERRY_TRY(host->load_range(ctx, 0, e + half * 128, half * 64, 64));
+        FERRY_TRY(host->load_range(ctx, 1, copy[half], half * 64, 64));
+    }
+    return FERRY_OK;
+}
+
+static void o45_tied_names_that_come_by_turns_are_compared(void **state)
+{
+    ferry_worker_options o = FERRY_WORKER_OPTIONS_INIT("probe");
+    toy_options t = {.kind = TOY_A, .tied = 1, .vocab = 32};
+    char info[256];
+    solo r;
+
+    (void)state;
+    solo_open(&r, &o, &t);
+    ok(ferry_worker_init_transfer_engine(r.worker, "{}"));
+    snprintf(info, sizeof(info),
+             "{\"names\":[\"model.embed_tokens.weight\",\"lm_head.weight\"],"
+             "\"dtype_names\":[\"bfloat16\",\"bfloat16\"],"
+             "\"shapes\":[[32,4],[32,4]]}");
+    the_probe.on_receive = by_turns;
+    head_flip = -1000;
+    toy_checkpoint_fill(r.checkpoint, 3);
+    ok(ferry_worker_start_weight_update(r.worker));
+    ok(ferry_worker_update_weights(r.worker, info));
+    assert_string_equal(fleet_status(r.worker, "held_bytes"), "256");
+    ok(ferry_worker_finish_weight_update(r.worker, NULL));
+    assert_string_equal(fleet_status(r.worker, "held_bytes"), "0");
+    assert_null(toy_slot_differs(r.toy, "model.embed_tokens.weight", 3));
+    for (head_flip = 3; head_flip < 256; head_flip += 200) {
+        ok(ferry_worker_start_weight_update(r.worker));
+        ok(ferry_worker_update_weights(r.worker, info));
+        refused(ferry_worker_finish_weight_update(r.worker, NULL),
+                FERRY_EMISMATCH,
+                "parameters model.embed_tokens.weight and lm_head.weight are "
+                "tied");
+        assert_string_equal(fleet_status(r.worker, "held_bytes"), "0");
+    }
+    solo_close(&r);
+}
+
+/* O-34: the name that landed may land again, until its twin was compared. */
+static void o45_a_tied_name_may_come_again_before_its_twin(void **state)
+{
+    ferry_worker_options o = FERRY_WORKER_OPTIONS_INIT("probe");
+    toy_options t = {.kind = TOY_A, .tied = 1};
+    const char *const names[] = {"model.embed_tokens.weight", "lm_head.weight"};
+    solo r;
+
+    (void)state;
+    solo_open(&r, &o, &t);
+    ok(ferry_worker_init_transfer_engine(r.worker, "{}"));
+    toy_checkpoint_fill(r.checkpoint, 1);
+    ok(start_part(&r, names, 1));
+    toy_checkpoint_fill(r.checkpoint, 2);
+    ok(ferry_worker_update_weights(r.worker, solo_update_of(&r, names[0])));
+    ok(ferry_worker_update_weights(r.worker, solo_update_of(&r, names[1])));
+    toy_checkpoint_fill(r.checkpoint, 3);
+    refused(ferry_worker_update_weights(r.worker, solo_update_of(&r, names[0])),
+            FERRY_EMISMATCH, names[1]);
+    solo_close(&r);
+}
+
+static void o34_a_held_input_may_be_replaced(void **state)
+{
+    const char *const names[] = {"model.layers.0.proj.weight",
+                                 "model.layers.0.proj.weight_scale_inv"};
+    solo r;
+
+    (void)state;
+    open_kind(&r, "probe", TOY_Q, FERRY_COMMIT_INPLACE);
+    toy_checkpoint_fill(r.checkpoint, 1);
+    ok(start_part(&r, names, 1));
+    toy_checkpoint_fill(r.checkpoint, 2);
+    ok(ferry_worker_update_weights(r.worker, solo_update_of(&r, names[0])));
+    assert_string_equal(fleet_status(r.worker, "held_bytes"), "16");
+    ok(ferry_worker_update_weights(r.worker, solo_update_of(&r, names[1])));
+    ok(ferry_worker_finish_weight_update(r.worker, NULL));
+    assert_null(toy_slot_differs(r.toy, names[0], 2));
+    solo_close(&r);
+}
+
+static ferry_status count_buffers(const ferry_worker_host *host,
+                                  ferry_worker_context *ctx, void *arg)
+{
+    assert_int_equal(host->options(ctx)->tp_size, 1);
+    host->count_buffers(ctx, 1000);
+    host->count_buffers(ctx, 500);
+    host->count_buffers(ctx, -1500);
+    host->set_path(ctx, "ring");
+    assert_true(host->remaining_ms(ctx) > 1000);
+    return solo_load_all(host, ctx, arg);
+}
+
+static void e7_peak_counts_what_an_engine_says_it_holds(void **state)
+{
+    solo r;
+
+    (void)state;
+    open_kind(&r, "probe", TOY_A, FERRY_COMMIT_INPLACE);
+    the_probe.on_receive = count_buffers;
+    ok(solo_round(&r, 1, NULL));
+    assert_string_equal(fleet_status(r.worker, "peak_bytes"), "1500");
+    assert_string_equal(fleet_status(r.worker, "path"), "ring");
+    solo_close(&r);
+}
+
+static ferry_status digest_of_the_second(const ferry_worker_host *host,
+                                         ferry_worker_context *ctx, void *arg)
+{
+    host->want_digests(ctx, true);
+    FERRY_TRY(solo_load_all(host, ctx, arg));
+    return host->expect_digest(ctx, 1, 0, 7);
+}
+
+static void j2_a_promised_digest_must_be_there_for_every_box(void **state)
+{
+    solo r;
+
+    (void)state;
+    open_kind(&r, "probe", TOY_A, FERRY_COMMIT_STAGED);
+    the_probe.on_receive = digest_of_the_second;
+    ok(ferry_worker_start_weight_update(r.worker));
+    ok(ferry_worker_update_weights(r.worker, solo_update(&r, 0, 2)));
+    refused(ferry_worker_finish_weight_update(r.worker, NULL), FERRY_EDIGEST,
+            "parameter model.embed_tokens.weight: the sender stated no "
+            "digest for box 0");
+    solo_close(&r);
+}
+
 /* ---- kernel format: E6 ---- */
 
 static ferry_status write_kernels(const ferry_worker_host *host,
@@ -738,6 +883,11 @@ int main(void)
         cmocka_unit_test(o38_held_inputs_are_counted_warned_of_and_capped),
         cmocka_unit_test(o42_a_transform_is_of_the_checkpoint_value_only),
         cmocka_unit_test(o45_tied_names_compare_in_either_order),
+        cmocka_unit_test(o45_tied_names_that_come_by_turns_are_compared),
+        cmocka_unit_test(o45_a_tied_name_may_come_again_before_its_twin),
+        cmocka_unit_test(o34_a_held_input_may_be_replaced),
+        cmocka_unit_test(e7_peak_counts_what_an_engine_says_it_holds),
+        cmocka_unit_test(j2_a_promised_digest_must_be_there_for_every_box),
         cmocka_unit_test(e6_kernel_format_goes_straight_in_place_or_staged),
         cmocka_unit_test(h4_in_place_refuses_from_first_write_to_full_round),
         cmocka_unit_test(h4_staged_serves_throughout_and_changes_not_one_byte),
