@@ -151,6 +151,8 @@ static ferry_status fanout_commit(void *self, const char *weight_version)
                               "committed");
 }
 
+/* One that does not say its name is a server none the less: what it commits
+ * must be committed with the others. */
 static const char *fanout_peer(void *self, size_t index)
 {
     const ferry__fanout *f = self;
@@ -159,8 +161,11 @@ static const char *fanout_peer(void *self, size_t index)
         const ferry_client *client = &f->clients[i];
         size_t n = ferry__client_peers(client);
 
-        if (index < n)
-            return ferry__client_peer(client, index);
+        if (index < n) {
+            const char *name = ferry__client_peer(client, index);
+
+            return name ? name : "a server of unknown name";
+        }
         index -= n;
     }
     return NULL;
