@@ -16,7 +16,9 @@
     X(TOKEN, "token", "", "text",                                              \
       "bearer token for servers and clients that are given none")              \
     X(COPY, "copy", "auto", "auto|plain|stream",                               \
-      "how large copies store: with or without the cache")
+      "how large copies store: with or without the cache")                     \
+    X(FAULT, "fault", "", "text",                                              \
+      "what the wrapper of a backend \"fault:NAME\" does wrong")
 
 typedef enum ferry__config_id {
 #define FERRY__CONFIG_ENUM(id, key, def, unit, help) FERRY__CONFIG_##id,

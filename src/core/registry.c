@@ -250,6 +250,55 @@ static ferry_status look_up(factory *f, const char *name, registered *out)
     return st;
 }
 
+/* ---- wrappers ---- */
+
+/* "fault:NAME" is NAME behind the fault wrapper, made when it is first asked
+ * for; nothing of the wrapper is looked at before. */
+#define WRAPPER_PREFIX "fault:"
+
+static bool is_wrapped(const char *name)
+{
+    return strncmp(name, WRAPPER_PREFIX, sizeof(WRAPPER_PREFIX) - 1) == 0;
+}
+
+static bool is_known(factory *f, const char *name)
+{
+    bool known;
+
+    pthread_mutex_lock(&f->lock);
+    known = find_entry(f, name) != NULL;
+    pthread_mutex_unlock(&f->lock);
+    return known;
+}
+
+static ferry_status find(factory *f, const char *name, const void **out_ops);
+
+static ferry_status add_wrapped(factory *f, const char *name)
+{
+    const char *inner_name = name + sizeof(WRAPPER_PREFIX) - 1;
+    ferry_status (*wrap)(const char *, const void *, const void **);
+    char module[64], entry[64];
+    const void *inner, *ops;
+    ferry_status st;
+    void *symbol;
+
+    FERRY_TRY(check_name(name));
+    if (is_wrapped(inner_name))
+        return ferry_fail(FERRY_EINVAL, "backend '%s' is wrapped twice", name);
+    FERRY_TRY(find(f, inner_name, &inner));
+    snprintf(module, sizeof(module), "ferry_fault_%s", f->side);
+    snprintf(entry, sizeof(entry), "ferry_%s_wrap", f->side);
+    FERRY_TRY(ferry__module_symbol(module, entry, &symbol));
+    memcpy(&wrap, &symbol, sizeof(wrap));
+    FERRY_TRY(wrap(name, inner, &ops));
+    FERRY_TRY(f->check(name, ops));
+    st = add(f, name, NULL, NULL, ops);
+    /* Another thread may have been first, with the same table. */
+    return st == FERRY_EEXIST ? FERRY_OK : st;
+}
+
+/* ---- finding ---- */
+
 static void keep(factory *f, const char *name, const void *ops)
 {
     pthread_mutex_lock(&f->lock);
@@ -266,6 +315,8 @@ static ferry_status find(factory *f, const char *name, const void **out_ops)
 
     if (name == NULL)
         return ferry_fail(FERRY_EINVAL, "backend name is NULL");
+    if (is_wrapped(name) && !is_known(f, name))
+        FERRY_TRY(add_wrapped(f, name));
     FERRY_TRY(look_up(f, name, &e));
     if (e.ops == NULL) {
         FERRY_TRY(ferry__module_symbol(e.library, e.symbol, &symbol));
