@@ -50,7 +50,10 @@ const char *fleet_unavailable(const char *backend)
 
 static void open_worker(fleet *f, size_t rank)
 {
-    ferry_worker_options wo = FERRY_WORKER_OPTIONS_INIT(f->options.backend);
+    const char *backend = f->options.worker_backend != NULL
+                              ? f->options.worker_backend
+                              : f->options.backend;
+    ferry_worker_options wo = FERRY_WORKER_OPTIONS_INIT(backend);
     toy_options to = f->options.toy;
     ferry_status st;
 
