@@ -257,11 +257,11 @@ ferry_status fault__strike(fault__plan *plan, const fault__ground *g,
         FERRY_TRY(wait_ms(g, r->ms, what));
     if (fault__plan_take(plan, FAULT__STOP, where, first, count) != NULL) {
         g->log(FERRY_LOG_INFO, "fault: %s stops at %s", g->side, what);
-        kill(getpid(), SIGSTOP);
+        raise(SIGSTOP);
     }
     if (fault__plan_take(plan, FAULT__DIE, where, first, count) != NULL) {
         g->log(FERRY_LOG_INFO, "fault: %s dies at %s", g->side, what);
-        kill(getpid(), SIGKILL);
+        raise(SIGKILL);
     }
     r = fault__plan_take(plan, FAULT__FAIL, where, first, count);
     if (r != NULL && where <= FAULT__SENT)
