@@ -23,6 +23,8 @@ SETUP_MODULES="libcurl:libcurl4-openssl-dev jansson:libjansson-dev
 SETUP_HEADERS="xxhash.h:libxxhash-dev"
 # For the checks of the test run and for scripts/deep.
 SETUP_CHECKERS="clang:clang clang-tidy:clang-tidy"
+# For the page's own tests, which scripts/deep runs (80 MB to download).
+SETUP_BROWSER="chromium:chromium"
 
 setup_say() { printf 'setup: %s\n' "$*" >&2; }
 setup_die() { setup_say "error: $*"; exit 1; }
@@ -109,6 +111,15 @@ setup_checkers() {
     setup_apt $(setup_missing_clang_rt)
     setup_venv
     setup_pip clang_format "$FERRY_FORMAT_PIP" --no-deps
+}
+
+# A browser for the page's tests. They are skipped where none can be had.
+setup_browser() {
+    local missing
+    missing=$(setup_missing_commands "$SETUP_BROWSER")
+    # shellcheck disable=SC2086
+    (setup_apt $missing) ||
+        setup_say "no chromium: the page's browser tests will be skipped"
 }
 
 # The private Python environment under build/venv.
@@ -226,7 +237,8 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     all) setup_all ;;
     build) setup_build ;;
     model) setup_smollm2 ;;
-    *) setup_die "usage: setup.sh [all|build|model]" ;;
+    browser) setup_browser ;;
+    *) setup_die "usage: setup.sh [all|build|model|browser]" ;;
     esac
     setup_say "ready"
 fi
