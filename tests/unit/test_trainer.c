@@ -439,6 +439,28 @@ static ferry_status own_fault(const ferry_trainer_host *host,
     return (host->fail)(FERRY_EMISMATCH, "the source lied");
 }
 
+static ferry_status own_fault_late(const ferry_trainer_host *host,
+                                   ferry_trainer_context *ctx)
+{
+    FERRY_TRY(host->update_begin(ctx, "{\"x\":1}"));
+    ferry__sleep_ms(60);
+    return (host->fail)(FERRY_EMISMATCH, "the source lied");
+}
+
+/* A cause found on this side stands, whatever the peers say of it. */
+static void d5_the_sender_s_own_cause_is_not_masked(void **state)
+{
+    scene s;
+
+    (void)state;
+    open_scene(&s, "{\"rank\":0}");
+    on_send = own_fault_late;
+    s.desk.update_status = FERRY_EPEER;
+    refused(ferry_trainer_send_weights(s.trainer, NULL), FERRY_EMISMATCH,
+            "the source lied");
+    close_scene(&s);
+}
+
 /* D5: no join on a call whose peer is blocked; the call is canceled, the
  * peers are told, the next round works. */
 static void d5_an_error_surfaces_at_once_while_the_call_hangs(void **state)
@@ -828,6 +850,7 @@ int main(void)
         cmocka_unit_test(b4_a_pass_that_was_not_driven_is_no_success),
         cmocka_unit_test(o09_the_server_s_own_text_surfaces),
         cmocka_unit_test(o09_the_wire_breaks_before_the_server_s_text_comes),
+        cmocka_unit_test(d5_the_sender_s_own_cause_is_not_masked),
         cmocka_unit_test(d5_an_error_surfaces_at_once_while_the_call_hangs),
         cmocka_unit_test(d5_a_call_that_cannot_be_canceled_is_left_behind),
         cmocka_unit_test(j1_bounds_hold_and_are_named),
