@@ -59,33 +59,34 @@ void ferry__str_printf(ferry__str *s, const char *fmt, ...)
     va_end(again);
 }
 
-/* Length of the valid UTF-8 character at the start, or 0. */
-static size_t utf8_length(const unsigned char *p, size_t left)
+/* Bytes of the UTF-8 character at the start (which is not ASCII), or of as
+ * much of one as is there: what is cut short is replaced once, as decoders
+ * commonly do. The range of the second byte shuts out what is overlong, a
+ * surrogate or beyond U+10FFFF. */
+static size_t utf8_length(const unsigned char *p, size_t left, bool *out_whole)
 {
-    uint32_t point, least;
-    size_t n;
+    unsigned char low = 0x80, high = 0xBF;
+    size_t n, i = 1;
 
-    if (p[0] < 0x80)
+    *out_whole = false;
+    if (p[0] < 0xC2 || p[0] > 0xF4)
         return 1;
-    if (p[0] >= 0xC2 && p[0] <= 0xDF)
-        n = 2, point = p[0] & 0x1Fu, least = 0x80;
-    else if ((p[0] & 0xF0) == 0xE0)
-        n = 3, point = p[0] & 0x0Fu, least = 0x800;
-    else if (p[0] >= 0xF0 && p[0] <= 0xF4)
-        n = 4, point = p[0] & 0x07u, least = 0x10000;
-    else
-        return 0;
-    if (left < n)
-        return 0;
-    for (size_t i = 1; i < n; i++) {
-        if ((p[i] & 0xC0) != 0x80)
-            return 0;
-        point = point << 6 | (p[i] & 0x3Fu);
+    n = p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    if (p[0] == 0xE0)
+        low = 0xA0;
+    if (p[0] == 0xED)
+        high = 0x9F;
+    if (p[0] == 0xF0)
+        low = 0x90;
+    if (p[0] == 0xF4)
+        high = 0x8F;
+    while (i < n && i < left && p[i] >= low && p[i] <= high) {
+        low = 0x80;
+        high = 0xBF;
+        i++;
     }
-    if (point < least || point > 0x10FFFF ||
-        (point >= 0xD800 && point <= 0xDFFF))
-        return 0;
-    return n;
+    *out_whole = i == n;
+    return i;
 }
 
 static void append_escaped(ferry__str *s, unsigned char c)
@@ -129,13 +130,14 @@ void ferry__str_json_n(ferry__str *s, const char *text, size_t n)
         } else if (p[i] < 0x80) {
             append_escaped(s, p[i++]);
         } else {
-            size_t length = utf8_length(p + i, n - i);
+            bool whole;
+            size_t length = utf8_length(p + i, n - i, &whole);
 
-            if (length)
+            if (whole)
                 ferry__str_append_n(s, text + i, length);
             else
                 ferry__str_append(s, REPLACEMENT);
-            i += length ? length : 1;
+            i += length;
         }
     }
     ferry__str_append_n(s, "\"", 1);

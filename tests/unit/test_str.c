@@ -84,8 +84,16 @@ static void invalid_utf8_is_replaced(void **state)
     check_json("\xE0\x80\x80", 3, "\"" FFFD FFFD FFFD "\""); /* overlong */
     check_json("\xED\xA0\x80", 3, "\"" FFFD FFFD FFFD "\""); /* surrogate */
     check_json("\xF4\x90\x80\x80", 4,
-               "\"" FFFD FFFD FFFD FFFD "\"");      /* > U+10FFFF */
-    check_json("\xE2\x82", 2, "\"" FFFD FFFD "\""); /* cut short */
+               "\"" FFFD FFFD FFFD FFFD "\""); /* > U+10FFFF */
+    /* Cut short: one for what is there of a character. */
+    check_json("\xE2\x82", 2, "\"" FFFD "\"");
+    check_json("\xF0\x9F\x98", 3, "\"" FFFD "\"");
+    check_json("\xF0\x9F"
+               "z",
+               3, "\"" FFFD "z\"");
+    check_json("\xE2\x82\xE2\x82\xAC", 5,
+               "\"" FFFD "\xE2\x82\xAC"
+               "\"");
 }
 
 static void one_star_matches_any_run(void **state)
