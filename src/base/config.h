@@ -11,6 +11,8 @@
 #define FERRY__CONFIG_TABLE(X)                                                 \
     X(LOG_LEVEL, "log_level", "warn", "error|warn|info|debug",                 \
       "lowest level that is logged")                                           \
+    X(LOG_FORMAT, "log_format", "text", "text|json",                           \
+      "how log lines are written: plain, or one JSON object each")             \
     X(MODULE_PATH, "module_path", "", "folder",                                \
       "where backends and other modules are; empty: beside libferry")          \
     X(TOKEN, "token", "", "text",                                              \

@@ -13,7 +13,9 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <jansson.h>
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 static void values_are_pinned(void **state)
@@ -190,6 +192,61 @@ static void default_log_writes_whole_lines_from_the_set_level(void **state)
     assert_string_equal(text, "ferry: warn: shown 1\nferry: debug: shown 2\n");
 }
 
+/* One JSON object a line, whatever is in the message. */
+static void json_log_lines_parse_and_carry_the_time(void **state)
+{
+    static const char *const messages[] = {
+        "say \"hi\" \\ there\n\tend",
+        "caf\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x9A\xA2",
+        "bad \xFF \xC3( \xED\xA0\x80 end \xE2\x82"};
+    static const char *const expected[] = {
+        "say \"hi\" \\ there  end", "caf\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x9A\xA2",
+        "bad ? ?( ??? end ??"};
+    char text[16384] = "", *line = text;
+    int ends[2], saved = dup(STDERR_FILENO);
+    time_t before = time(NULL);
+    char long_line[4000];
+
+    (void)state;
+    memset(long_line, '"', sizeof(long_line) - 1);
+    long_line[sizeof(long_line) - 1] = '\0';
+    assert_int_equal(pipe(ends), 0);
+    assert_true(dup2(ends[1], STDERR_FILENO) >= 0);
+    assert_int_equal(ferry__config_set("log_format", "json"), FERRY_OK);
+    for (size_t i = 0; i < 3; i++)
+        ferry__log(FERRY_LOG_ERROR, "%s", messages[i]);
+    ferry__log(FERRY_LOG_WARN, "%s", long_line);
+    ferry__config_set("log_format", "text");
+    assert_true(dup2(saved, STDERR_FILENO) >= 0);
+    close(saved);
+    close(ends[1]);
+    assert_true(read(ends[0], text, sizeof(text) - 1) > 0);
+    close(ends[0]);
+    for (size_t i = 0; i < 4; i++) {
+        char *end = strchr(line, '\n');
+        json_t *o;
+        struct tm tm = {0};
+        time_t at;
+
+        assert_non_null(end);
+        o = json_loadb(line, (size_t)(end - line), 0, NULL);
+        assert_non_null(o);
+        assert_int_equal(json_object_size(o), 3);
+        assert_string_equal(json_string_value(json_object_get(o, "level")),
+                            i < 3 ? "error" : "warn");
+        if (i < 3)
+            assert_string_equal(
+                json_string_value(json_object_get(o, "message")), expected[i]);
+        assert_non_null(strptime(json_string_value(json_object_get(o, "time")),
+                                 "%Y-%m-%dT%H:%M:%S", &tm));
+        at = timegm(&tm);
+        assert_true(at >= before && at <= time(NULL));
+        json_decref(o);
+        line = end + 1;
+    }
+    assert_string_equal(line, "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,6 +260,7 @@ int main(void)
         cmocka_unit_test(log_lines_reach_the_programs_function),
         cmocka_unit_test(many_log_functions_can_be_set_in_turn),
         cmocka_unit_test(default_log_writes_whole_lines_from_the_set_level),
+        cmocka_unit_test(json_log_lines_parse_and_carry_the_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
