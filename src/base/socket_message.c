@@ -161,12 +161,11 @@ static uint32_t get_u32(const unsigned char *p)
 
 /* Length and bytes in one call, as far as they go: sent apart, the length
  * alone would wake the receiver, only for it to wait again. */
-static ferry_status send_start(int fd, unsigned char head[4],
-                               const void *bytes, size_t size_bytes,
-                               const ferry__waiter *w, size_t *out_sent)
+static ferry_status send_start(int fd, unsigned char head[4], const void *bytes,
+                               size_t size_bytes, const ferry__waiter *w,
+                               size_t *out_sent)
 {
-    struct iovec parts[2] = {{head, 4},
-                             {(void *)(uintptr_t)bytes, size_bytes}};
+    struct iovec parts[2] = {{head, 4}, {(void *)(uintptr_t)bytes, size_bytes}};
     struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
     ssize_t n;
 

@@ -369,6 +369,26 @@ ferry_status ferry_worker_prepare_weight_update(ferry_worker *w)
     return ferry__worker_leave(w, prepare(w));
 }
 
+ferry_status ferry__worker_prepare_or_end(ferry_worker *w, bool *out_ended)
+{
+    bool ends = false;
+    ferry_status st;
+
+    FERRY_TRY(ferry__worker_configured(w));
+    FERRY_TRY(ferry__round_enter(&w->round));
+    st = prepare(w);
+    if (st == FERRY_OK && ferry__loading_is_empty(w->target->loading)) {
+        ends = true;
+        st = commit(w, NULL);
+        if (st < 0)
+            st = ferry__worker_fail_round(w, st);
+    }
+    st = ferry__worker_leave(w, st);
+    if (st == FERRY_OK)
+        *out_ended = ends;
+    return st;
+}
+
 ferry_status ferry_worker_commit_weight_update(ferry_worker *w,
                                                const char *weight_version)
 {

@@ -68,7 +68,8 @@ void ferry__control_round_end(ferry__server *s, bool finished,
     double ms, stop_ms;
 
     s->round_open = false;
-    refresh_all(s);
+    if (!finished)
+        refresh_all(s);
     round_gates(s, false);
     ms = (double)(ferry__now_ns() - s->round_started_ns) * 1e-6;
     stop_ms = record(s, finished, line);

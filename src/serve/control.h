@@ -6,8 +6,9 @@
 
 #include "serve/server.h"
 
-/* Books the end of the open round: asks the ranks whether they may serve,
- * opens the gates. `line` is why it failed, NULL when it did not. */
+/* Books the end of the open round and opens its gates. `line` is why it
+ * failed, NULL when it did not. After a failure the ranks are asked whether
+ * they may serve; after success their statuses were taken. */
 void ferry__control_round_end(ferry__server *s, bool finished,
                               const char *line);
 /* A failed round: every rank lets go of it. Keeps the recorded line. */

@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Whether the round that is committed changed anything: an empty one does
  * not touch the label (H5). */
@@ -108,33 +109,102 @@ static bool settle_part(ferry__server *s, const ferry__answers *a)
     return whole >= 0;
 }
 
-/* Commits on all ranks while no step runs; the label changes with them. */
-static ferry_status commit_all(ferry__server *s, const char *version)
+/* What every rank said of itself with its answer; NULL where it did not.
+ * Owned, with its objects. */
+static json_t **read_statuses(const ferry__server *s, const ferry__answers *a)
 {
-    bool changed = round_changed(s), took = true;
-    ferry__answers a = {0};
+    int32_t n = ferry__rank_world(s);
+    json_t **out = ferry__alloc_array((size_t)n, sizeof *out);
+
+    for (int32_t i = 0; out != NULL && i < n; i++)
+        if (a->sizes[i] > 0)
+            out[i] = json_loadb(a->bodies[i], a->sizes[i], 0, NULL);
+    return out;
+}
+
+static void take_statuses(ferry__server *s, json_t **statuses)
+{
+    for (int32_t i = 0; i < s->options->dp_size; i++) {
+        if (statuses == NULL)
+            ferry__replica_refresh(&s->replicas[i]);
+        else
+            ferry__replica_take_statuses(&s->replicas[i],
+                                         statuses + i * s->options->tp_size);
+    }
+    ferry__free(statuses);
+}
+
+/* Commits on all ranks while no step runs; the label changes with them. */
+static ferry_status commit_gated(ferry__server *s, const char *version,
+                                 bool changed, ferry__answers *a)
+{
+    bool took = true;
     ferry_status st;
 
-    FERRY_TRY(check_prepared(s));
-    a.statuses =
-        ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *a.statuses);
-    if (a.statuses == NULL)
-        return FERRY_ENOMEM;
+    FERRY_TRY(ferry__answers_open(s, a));
     ferry__history_stop(&s->history, true);
     for (int32_t i = 0; i < s->options->dp_size; i++)
         ferry__replica_gate_close(&s->replicas[i]);
     st = ferry__rank_call(s, FERRY__RANK_COMMIT, version == NULL ? "" : version,
-                          &a);
+                          a);
     if (st < 0)
-        took = settle_part(s, &a);
+        took = settle_part(s, a);
     if (took && version != NULL && changed)
         ferry__control_label(s, version);
-    if (st == FERRY_OK)
+    if (st == FERRY_OK) {
+        take_statuses(s, read_statuses(s, a));
         ferry__control_round_end(s, true, NULL);
+    }
     for (int32_t i = 0; i < s->options->dp_size; i++)
         ferry__replica_gate_open(&s->replicas[i]);
     ferry__history_stop(&s->history, false);
-    ferry__free(a.statuses);
+    return st;
+}
+
+static ferry_status commit_all(ferry__server *s, const char *version,
+                               bool changed)
+{
+    ferry__answers a = {0};
+    ferry_status st;
+
+    FERRY_TRY(check_prepared(s));
+    st = commit_gated(s, version, changed, &a);
+    ferry__answers_close(s, &a);
+    return st;
+}
+
+/* Books a round in which no rank had anything. Nothing was written, so nobody
+ * had to stop for it, and neither the label (H5) nor what may be served is
+ * touched. */
+static void end_empty(ferry__server *s)
+{
+    json_t *idle = json_pack("{s:s}", "state", "idle");
+
+    for (int32_t i = 0; i < ferry__rank_world(s); i++)
+        ferry__history_rank(&s->history, i, json_incref(idle));
+    json_decref(idle);
+    ferry__control_round_end(s, true, NULL);
+}
+
+/* Prepares on all ranks. With `may_end` an empty round ends here. */
+static ferry_status prepare_all(ferry__server *s, bool may_end, bool *out_ended)
+{
+    ferry__answers a = {0};
+    int32_t n = ferry__rank_world(s), n_ended = 0;
+    ferry_status st = ferry__answers_open(s, &a);
+
+    if (st == FERRY_OK)
+        st = ferry__rank_call(s, FERRY__RANK_PREPARE,
+                              may_end ? FERRY__RANK_END_EMPTY : NULL, &a);
+    for (int32_t i = 0; st == FERRY_OK && i < n; i++)
+        n_ended +=
+            a.bodies[i] != NULL && strcmp(a.bodies[i], FERRY__RANK_ENDED) == 0;
+    *out_ended = n_ended == n;
+    if (*out_ended)
+        end_empty(s);
+    else if (st == FERRY_OK)
+        mark_prepared(s);
+    ferry__answers_close(s, &a);
     return st;
 }
 
@@ -162,6 +232,7 @@ static ferry_status check_order(ferry__server *s, bool prepare)
 static ferry_status finish(ferry__server *s, const char *what, bool prepare,
                            bool commit, const char *version)
 {
+    bool ended = false;
     ferry_status st;
 
     FERRY_TRY(ferry__rank_call_begin(s, what));
@@ -171,11 +242,9 @@ static ferry_status finish(ferry__server *s, const char *what, bool prepare,
         return st;
     }
     if (prepare)
-        st = ferry__rank_call(s, FERRY__RANK_PREPARE, NULL, NULL);
-    if (prepare && st == FERRY_OK)
-        mark_prepared(s);
-    if (st == FERRY_OK && commit)
-        st = commit_all(s, version);
+        st = prepare_all(s, commit, &ended);
+    if (st == FERRY_OK && commit && !ended)
+        st = commit_all(s, version, prepare || round_changed(s));
     if (st < 0)
         st = ferry__control_round_failed(s, st);
     ferry__rank_call_end(s);

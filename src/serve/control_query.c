@@ -11,25 +11,13 @@ static ferry_status gather(ferry__server *s, const char *what,
     ferry_status st;
 
     FERRY_TRY(ferry__rank_ask_begin(s, what));
-    a->bodies =
-        ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *a->bodies);
-    a->sizes =
-        ferry__alloc_array((size_t)ferry__rank_world(s), sizeof *a->sizes);
-    st = a->bodies == NULL || a->sizes == NULL ? FERRY_ENOMEM : FERRY_OK;
+    st = ferry__answers_open(s, a);
     if (st == FERRY_OK)
         st = ferry__rank_call_wait_up(s);
     if (st == FERRY_OK)
         st = ferry__rank_call(s, kind, NULL, a);
     ferry__rank_call_end(s);
     return st;
-}
-
-static void answers_free(ferry__server *s, ferry__answers *a)
-{
-    for (int32_t i = 0; a->bodies != NULL && i < ferry__rank_world(s); i++)
-        ferry__free(a->bodies[i]);
-    ferry__free(a->bodies);
-    ferry__free(a->sizes);
 }
 
 ferry_status ferry__control_checksums(ferry__server *s, char **out_json)
@@ -54,7 +42,7 @@ ferry_status ferry__control_checksums(ferry__server *s, char **out_json)
         json_decref(o);
     }
     ferry__str_append(&out, "}");
-    answers_free(s, &a);
+    ferry__answers_close(s, &a);
     if (st < 0) {
         ferry__str_free(&out);
         return st;
@@ -75,7 +63,7 @@ ferry_status ferry__control_plan(ferry__server *s, char **out_json)
         ferry__str_append_n(&out, a.bodies[i], a.sizes[i]);
     }
     ferry__str_append(&out, "}");
-    answers_free(s, &a);
+    ferry__answers_close(s, &a);
     if (st < 0) {
         ferry__str_free(&out);
         return st;

@@ -190,12 +190,15 @@ void ferry__history_stop(ferry__history *h, bool stopped)
 
 void ferry__history_rank(ferry__history *h, int32_t rank, json_t *status)
 {
+    json_t *old = status;
+
     pthread_mutex_lock(&h->lock);
     if (h->open && rank < h->world && status != NULL) {
-        json_decref(h->statuses[rank]);
-        h->statuses[rank] = json_deep_copy(status);
+        old = h->statuses[rank];
+        h->statuses[rank] = status;
     }
     pthread_mutex_unlock(&h->lock);
+    json_decref(old);
 }
 
 /* ---- the record ---- */

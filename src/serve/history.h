@@ -73,7 +73,7 @@ void ferry__history_answer(ferry__history *h, int32_t rank);
 void ferry__history_called(ferry__history *h);
 /* Generation stops, or goes on. */
 void ferry__history_stop(ferry__history *h, bool stopped);
-/* What a rank says of itself as the round ends. */
+/* What a rank says of itself as the round ends. Takes the object over. */
 void ferry__history_rank(ferry__history *h, int32_t rank, json_t *status);
 /* The round is over. `version` is the label now served, `line` the error. */
 void ferry__history_end(ferry__history *h, bool finished, const char *version,

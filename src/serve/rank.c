@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "base/thread.h"
+#include "core/worker_state.h"
 #include "model/model.h"
 #include "serve/checksum.h"
 #include "serve/rank_step.h"
@@ -15,11 +16,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#define STATUS_BYTES ((size_t)4096)
+
 typedef struct rank {
     const ferry__rank_start *start;
     ferry__comm *comm;
     ferry__model *model;
     ferry_worker *worker;
+    bool ended; /* at prepare: the round was empty */
 } rank;
 
 /* Waits between messages have no natural bound: a rank lives until its API
@@ -140,6 +144,48 @@ static ferry_status rank_reset(rank *r)
     return FERRY_OK;
 }
 
+static ferry_status worker_status_body(rank *r, char **out)
+{
+    size_t size = STATUS_BYTES;
+
+    /* Again with more room when it was cut; it may grow meanwhile. */
+    for (int i = 0; i < 3; i++) {
+        char *text = ferry__alloc_raw(size);
+        size_t length;
+
+        if (text == NULL)
+            return FERRY_ENOMEM;
+        length = ferry_worker_status(r->worker, text, size);
+        if (length < size) {
+            *out = text;
+            return FERRY_OK;
+        }
+        ferry__free(text);
+        size = length + STATUS_BYTES;
+    }
+    return ferry_fail(FERRY_EBUSY, "status grew while it was read");
+}
+
+/* The status rides on the answer and saves asking for it. The call itself
+ * has succeeded, so an answer without one is no failure. */
+static ferry_status with_status(rank *r, char **out)
+{
+    if (worker_status_body(r, out) < 0)
+        *out = NULL;
+    return FERRY_OK;
+}
+
+static ferry_status rank_prepare(rank *r, const char *body, char **out)
+{
+    r->ended = false;
+    if (strcmp(body, FERRY__RANK_END_EMPTY) != 0)
+        return ferry_worker_prepare_weight_update(r->worker);
+    FERRY_TRY(ferry__worker_prepare_or_end(r->worker, &r->ended));
+    if (r->ended)
+        *out = ferry__strdup(FERRY__RANK_ENDED);
+    return FERRY_OK;
+}
+
 static ferry_status control_call(rank *r, uint32_t kind, const char *body,
                                  char **out_body)
 {
@@ -153,10 +199,13 @@ static ferry_status control_call(rank *r, uint32_t kind, const char *body,
     case FERRY__RANK_UPDATE:
         return ferry_worker_update_weights(r->worker, body);
     case FERRY__RANK_PREPARE:
-        return ferry_worker_prepare_weight_update(r->worker);
+        return rank_prepare(r, body, out_body);
     case FERRY__RANK_COMMIT:
-        return ferry_worker_commit_weight_update(r->worker,
-                                                 body[0] ? body : NULL);
+        if (!r->ended)
+            FERRY_TRY(ferry_worker_commit_weight_update(r->worker,
+                                                        body[0] ? body : NULL));
+        r->ended = false;
+        return with_status(r, out_body);
     case FERRY__RANK_SHUTDOWN:
         return ferry_worker_shutdown_transfer_engine(r->worker);
     case FERRY__RANK_CHECKSUM:
@@ -200,22 +249,6 @@ static void *control_loop(void *arg)
         if (st < 0)
             return NULL;
     }
-}
-
-static ferry_status worker_status_body(rank *r, char **out)
-{
-    size_t need = ferry_worker_status(r->worker, NULL, 0);
-    /* The state may grow between the two calls; the text is then cut. */
-    char *text = ferry__alloc(need + 4096);
-
-    if (text == NULL)
-        return FERRY_ENOMEM;
-    if (ferry_worker_status(r->worker, text, need + 4096) >= need + 4096) {
-        ferry__free(text);
-        return ferry_fail(FERRY_EBUSY, "status grew while it was read");
-    }
-    *out = text;
-    return FERRY_OK;
 }
 
 static void step_loop(rank *r)

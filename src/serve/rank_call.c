@@ -14,10 +14,32 @@
 #define DEADLINE_SLACK_MS   5000
 #define ABORT_TIMEOUT_MS    5000
 #define ASK_WAIT_MS         60000
+#define SLICE_MS            200
 
 int32_t ferry__rank_world(const ferry__server *s)
 {
     return s->options->dp_size * s->options->tp_size;
+}
+
+ferry_status ferry__answers_open(const ferry__server *s, ferry__answers *out)
+{
+    size_t n = (size_t)ferry__rank_world(s);
+
+    out->bodies = ferry__alloc_array(n, sizeof *out->bodies);
+    out->sizes = ferry__alloc_array(n, sizeof *out->sizes);
+    out->statuses = ferry__alloc_array(n, sizeof *out->statuses);
+    return out->bodies == NULL || out->sizes == NULL || out->statuses == NULL
+               ? FERRY_ENOMEM
+               : FERRY_OK;
+}
+
+void ferry__answers_close(const ferry__server *s, ferry__answers *a)
+{
+    for (int32_t i = 0; a->bodies != NULL && i < ferry__rank_world(s); i++)
+        ferry__free(a->bodies[i]);
+    ferry__free(a->bodies);
+    ferry__free(a->sizes);
+    ferry__free(a->statuses);
 }
 
 static const char *running_call(ferry__server *s, bool *out_asking)
@@ -137,6 +159,20 @@ static ferry_status receive_one(ferry__server *s, int32_t i, ferry__answers *a,
     return st;
 }
 
+/* Waits for an answer, at most one slice. Where the first failure ends the
+ * others, for whichever comes first; else for one rank's, since the others'
+ * are then there too and need no waking of their own. */
+static void await_answer(struct pollfd *fds, int32_t n, bool any)
+{
+    int32_t first = 0;
+
+    while (!any && first + 1 < n && fds[first].fd < 0)
+        first++;
+    if (!any)
+        poll(&fds[first], 1, SLICE_MS);
+    poll(fds, (nfds_t)n, any ? SLICE_MS : 0);
+}
+
 /* Collects the answers as they come, so that the first failure can end the
  * others at once. A replica that is lost meanwhile answers no more. */
 static void collect(ferry__server *s, bool *pending, ferry__answers *a,
@@ -159,7 +195,7 @@ static void collect(ferry__server *s, bool *pending, ferry__answers *a,
     }
     while (left > 0) {
         if (fds != NULL)
-            poll(fds, (nfds_t)ferry__rank_world(s), 200);
+            await_answer(fds, ferry__rank_world(s), abort_on_failure);
         for (int32_t i = 0; i < ferry__rank_world(s); i++) {
             ferry__replica *r = &s->replicas[i / s->options->tp_size];
             char reason[512];

@@ -16,6 +16,11 @@ typedef struct ferry__answers {
     ferry_status *statuses; /* NULL, or one a rank */
 } ferry__answers;
 
+/* Room for the answers' bodies; FERRY_ENOMEM. */
+ferry_status ferry__answers_open(const ferry__server *s, ferry__answers *out);
+/* Frees all that is there; also after a failed open. */
+void ferry__answers_close(const ferry__server *s, ferry__answers *a);
+
 /* Ranks of all replicas. */
 int32_t ferry__rank_world(const ferry__server *s);
 /* How long one round may take, in milliseconds. */

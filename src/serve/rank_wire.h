@@ -20,8 +20,9 @@ typedef enum ferry__rank_kind {
     FERRY__RANK_START,
     FERRY__RANK_START_DRAFT,
     FERRY__RANK_UPDATE,
-    FERRY__RANK_PREPARE,
-    FERRY__RANK_COMMIT, /* body: version, empty = leave */
+    FERRY__RANK_PREPARE, /* body: FERRY__RANK_END_EMPTY or nothing */
+    FERRY__RANK_COMMIT,  /* body: version, empty = leave; reply: JSON of
+                            ferry_worker_status, or nothing */
     FERRY__RANK_SHUTDOWN,
     FERRY__RANK_CHECKSUM, /* reply: JSON object name -> sha256 hex */
     FERRY__RANK_RESET,    /* zero all parameters */
@@ -52,6 +53,11 @@ typedef struct ferry__step_token {
     ferry__sampled picked;
     ferry__sampled top[32];
 } ferry__step_token;
+
+/* Prepare that also ends a round in which nothing was declared: the reply is
+ * then FERRY__RANK_ENDED, and a commit that comes all the same does nothing. */
+#define FERRY__RANK_END_EMPTY "end-empty"
+#define FERRY__RANK_ENDED     "ended"
 
 #define FERRY__RANK_FRAME_MAX ((size_t)512 << 20)
 

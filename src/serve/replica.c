@@ -210,10 +210,14 @@ void ferry__replica_gate_close(ferry__replica *r)
 
 void ferry__replica_gate_open(ferry__replica *r)
 {
+    bool work;
+
     pthread_mutex_lock(&r->lock);
-    r->gates--;
-    pthread_cond_broadcast(&r->cond);
+    work = --r->gates == 0 && (r->queue != NULL || r->n_active > 0);
     pthread_mutex_unlock(&r->lock);
+    /* Unlocked: who wakes under the lock only waits for it again. */
+    if (work)
+        pthread_cond_broadcast(&r->cond);
 }
 
 static ferry_status exchange_one(ferry__replica *r, int32_t rank,
@@ -270,41 +274,85 @@ ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
     return first;
 }
 
-void ferry__replica_refresh(ferry__replica *r)
+/* Whether all ranks may serve; else why not is in `reason`. */
+static bool ranks_serve(const ferry__replica *r, json_t *const *statuses,
+                        char *reason, size_t size)
 {
-    void *bodies[FERRY__TP_MAX] = {0};
-    size_t sizes[FERRY__TP_MAX] = {0};
-    char reason[512] = "";
-    bool serving;
-    ferry_status st = ferry__replica_exchange(r, FERRY__RANK_STATUS, NULL, 0,
-                                              30000, bodies, sizes);
-
-    serving = st == FERRY_OK;
-    if (!serving)
-        snprintf(reason, sizeof reason, "%s", ferry_last_error());
     for (int32_t i = 0; i < r->server->options->tp_size; i++) {
-        json_t *o =
-            bodies[i] == NULL ? NULL : json_loadb(bodies[i], sizes[i], 0, NULL);
+        const char *why;
 
-        ferry__history_rank(&r->server->history,
-                            r->index * r->server->options->tp_size + i, o);
-        if (serving && !json_is_true(json_object_get(o, "serving"))) {
-            const char *why = json_string_value(json_object_get(o, "reason"));
-
-            serving = false;
-            snprintf(reason, sizeof reason, "replica %d rank %d: %s", r->index,
-                     i, why == NULL ? "not serving" : why);
-        }
-        json_decref(o);
-        ferry__free(bodies[i]);
+        if (json_is_true(json_object_get(statuses[i], "serving")))
+            continue;
+        why = json_string_value(json_object_get(statuses[i], "reason"));
+        snprintf(reason, size, "replica %d rank %d: %s", r->index, i,
+                 why == NULL ? "not serving" : why);
+        return false;
     }
+    return true;
+}
+
+static void set_serving(ferry__replica *r, bool serving, const char *reason)
+{
+    bool changed = false;
+
     pthread_mutex_lock(&r->lock);
     if (r->up) {
+        changed = r->serving != serving;
         r->serving = serving;
         snprintf(r->reason, sizeof r->reason, "%s", reason);
         if (serving)
             r->unsynced = false;
     }
-    pthread_cond_broadcast(&r->cond);
     pthread_mutex_unlock(&r->lock);
+    if (changed)
+        pthread_cond_broadcast(&r->cond);
+}
+
+static void take(ferry__replica *r, json_t **statuses)
+{
+    int32_t tp = r->server->options->tp_size;
+    char reason[512] = "";
+    bool serving = ranks_serve(r, statuses, reason, sizeof reason);
+
+    for (int32_t i = 0; i < tp; i++)
+        ferry__history_rank(&r->server->history, r->index * tp + i,
+                            statuses[i]);
+    set_serving(r, serving, reason);
+}
+
+void ferry__replica_refresh(ferry__replica *r)
+{
+    void *bodies[FERRY__TP_MAX] = {0};
+    size_t sizes[FERRY__TP_MAX] = {0};
+    json_t *statuses[FERRY__TP_MAX] = {0};
+    ferry_status st = ferry__replica_exchange(r, FERRY__RANK_STATUS, NULL, 0,
+                                              30000, bodies, sizes);
+
+    if (st < 0)
+        set_serving(r, false, ferry_last_error());
+    for (int32_t i = 0; i < r->server->options->tp_size; i++) {
+        if (bodies[i] != NULL)
+            statuses[i] = json_loadb(bodies[i], sizes[i], 0, NULL);
+        ferry__free(bodies[i]);
+    }
+    if (st == FERRY_OK)
+        take(r, statuses);
+    else
+        for (int32_t i = 0; i < r->server->options->tp_size; i++)
+            json_decref(statuses[i]);
+}
+
+void ferry__replica_take_statuses(ferry__replica *r, json_t **statuses)
+{
+    int32_t tp = r->server->options->tp_size, n = 0;
+
+    for (int32_t i = 0; i < tp; i++)
+        n += statuses[i] != NULL;
+    if (n == tp) {
+        take(r, statuses);
+        return;
+    }
+    for (int32_t i = 0; i < tp; i++)
+        json_decref(statuses[i]);
+    ferry__replica_refresh(r);
 }

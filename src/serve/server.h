@@ -102,6 +102,9 @@ void ferry__replica_gate_close(ferry__replica *r);
 void ferry__replica_gate_open(ferry__replica *r);
 /* Asks every rank whether it may serve; sets serving and reason. */
 void ferry__replica_refresh(ferry__replica *r);
+/* The same from what its ranks have said of themselves, tp_size objects,
+ * which are taken over; asks them when one is NULL. */
+void ferry__replica_take_statuses(ferry__replica *r, json_t **statuses);
 /* One exchange with every rank on its step socket; bodies may be NULL, else
  * takes tp_size owned texts. The first failure is returned. */
 ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
