@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+# ctest: timeout=240
+"""Updates of a paused fleet with requests waiting at its door, and answers
+that owe nothing to what older weights left in a cache (O-06, O-52)."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
+from ferry_server import Server, push  # noqa: E402
+import checkpoints  # noqa: E402
+import llama  # noqa: E402
+import model_files  # noqa: E402
+
+PROMPT = [1, 2, 3, 4, 5]
+ROUNDS = 60
+
+
+def make(folder: Path, seed: int) -> Path:
+    checkpoints.make(str(folder), arch="llama", variant="gqa", seed=seed,
+                     dtype="F32")
+    return folder
+
+
+def greedy(folder: Path, n: int) -> list[int]:
+    """The reference's tokens, up to the first narrow choice."""
+    tokens = []
+    model = llama.Llama(model_files.open_model(str(folder)))
+    for step in model.greedy(PROMPT, n):
+        if step.gap < 1e-2:
+            break
+        tokens.append(step.token)
+    assert len(tokens) > 3
+    return tokens
+
+
+def test_o06_a_paused_fleet_updates_with_requests_at_its_door(
+    tmp_path: Path,
+) -> None:
+    """Requests come before, while and after the pause closes the gates of two
+    replicas; every hop is delayed at random. Nothing locks up, and whoever
+    came during the pause is answered by the new weights alone."""
+    folders = [make(tmp_path / "a", 1), make(tmp_path / "b", 2)]
+    want = [greedy(folder, 8) for folder in folders]
+    chance = random.Random(6)
+
+    def jitter() -> None:
+        time.sleep(chance.uniform(0, 0.005))
+
+    with Server(tmp_path / "serve", folders[0], "--kernel-format", "f32",
+                "--threads", "1", "--data-parallel-size", "2",
+                "--max-num-seqs", "2") as server, ThreadPoolExecutor(16) as pool:
+        for k in range(ROUNDS):
+            side = (k + 1) % 2
+            early = [pool.submit(server.generate, PROMPT, 8) for _ in range(4)]
+            jitter()
+            assert server.post("/pause?mode=keep").code == 200
+            jitter()
+            late = []
+            for _ in range(8):
+                late.append(pool.submit(server.generate, PROMPT, 8))
+                jitter()
+            # All eight stand at the door before the weights change.
+            deadline = time.monotonic() + 20
+            while sum(r["running"] + r["waiting"]
+                      for r in server.status()["replicas"]) < 8:
+                assert time.monotonic() < deadline
+            push(folders[side], server.url, version=f"v{k}")
+            assert not any(job.done() for job in late)
+            jitter()
+            assert server.post("/resume").code == 200
+            for job in late:
+                choice = job.result(timeout=30)
+                assert [s["version"] for s in choice["weight_versions"]] == [f"v{k}"]
+                assert choice["token_ids"][: len(want[side])] == want[side]
+            for job in early:
+                assert len(job.result(timeout=30)["token_ids"]) == 8
+
+
+def test_o52_no_answer_leans_on_what_older_weights_left(tmp_path: Path) -> None:
+    a, b = make(tmp_path / "a", 1), make(tmp_path / "b", 2)
+    with Server(tmp_path / "serve", a, "--kernel-format", "f32") as server:
+
+        def ask() -> tuple[list[int], int]:
+            reply = server.post("/v1/completions", {
+                "prompt": PROMPT, "max_tokens": 12, "temperature": 0,
+                "ignore_eos": True, "return_token_ids": True})
+            return (reply.json["choices"][0]["token_ids"],
+                    reply.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        first = ask()
+        assert ask() == first
+        push(b, server.url)
+        tokens, cached = ask()
+        assert cached == 0
+        want = greedy(b, 12)
+        assert tokens[: len(want)] == want
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q", "-x", *sys.argv[1:]]))
