@@ -79,6 +79,14 @@ ferry_status ferry_worker_load_source(ferry_worker *w,
     return ferry__worker_leave(w, st);
 }
 
+void ferry__worker_adopt(ferry_worker *w)
+{
+    pthread_mutex_lock(&w->round.lock);
+    w->targets[0].dirty = false;
+    w->targets[0].synced = true;
+    pthread_mutex_unlock(&w->round.lock);
+}
+
 void ferry_worker_require_sync(ferry_worker *w)
 {
     pthread_mutex_lock(&w->round.lock);

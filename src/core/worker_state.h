@@ -72,6 +72,8 @@ ferry_status ferry__worker_engine_start(ferry_worker *w);
 void ferry__worker_set_dirty(ferry__target *t, bool dirty);
 void ferry__worker_shutdown_engine(ferry_worker *w);
 ferry_status ferry__worker_configured(const ferry_worker *w);
+/* The storage was filled with a whole checkpoint by other means. */
+void ferry__worker_adopt(ferry_worker *w);
 /* Prepares; a round in which nothing was declared also ends here, since it
  * has nothing that others would have to agree on. */
 ferry_status ferry__worker_prepare_or_end(ferry_worker *w, bool *out_ended);

@@ -70,12 +70,15 @@ void ferry__control_round_end(ferry__server *s, bool finished,
     s->round_open = false;
     if (!finished)
         refresh_all(s);
+    /* Before a reader can come through an open gate. */
+    pthread_mutex_lock(&s->lock);
+    s->content++;
+    pthread_mutex_unlock(&s->lock);
     round_gates(s, false);
     ms = (double)(ferry__now_ns() - s->round_started_ns) * 1e-6;
     stop_ms = record(s, finished, line);
     pthread_mutex_lock(&s->lock);
     s->prepared = false;
-    s->content++;
     if (finished) {
         s->rounds_finished++;
         s->last_round_ms = ms;

@@ -1,30 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Questions to all ranks outside a round: digests, plans, reset. */
 #include "base/alloc.h"
+#include "serve/control.h"
 #include "serve/rank_call.h"
 
 #include <jansson.h>
 
-static ferry_status gather(ferry__server *s, const char *what,
-                           ferry__rank_kind kind, ferry__answers *a)
+static ferry_status gather(ferry__server *s, ferry__rank_kind kind,
+                           ferry__answers *a)
 {
-    ferry_status st;
-
-    FERRY_TRY(ferry__rank_ask_begin(s, what));
-    st = ferry__answers_open(s, a);
-    if (st == FERRY_OK)
-        st = ferry__rank_call_wait_up(s);
-    if (st == FERRY_OK)
-        st = ferry__rank_call(s, kind, NULL, a);
-    ferry__rank_call_end(s);
-    return st;
+    FERRY_TRY(ferry__answers_open(s, a));
+    FERRY_TRY(ferry__rank_call_wait_up(s));
+    return ferry__rank_call(s, kind, NULL, a);
 }
 
-ferry_status ferry__control_checksums(ferry__server *s, char **out_json)
+ferry_status ferry__control_checksums_inside(ferry__server *s, char **out_json)
 {
     ferry__answers a = {0};
     ferry__str out = {0};
-    ferry_status st = gather(s, "weight_checker", FERRY__RANK_CHECKSUM, &a);
+    ferry_status st = gather(s, FERRY__RANK_CHECKSUM, &a);
 
     ferry__str_append(&out, "{");
     for (int32_t i = 0; st == FERRY_OK && i < ferry__rank_world(s); i++) {
@@ -50,11 +44,21 @@ ferry_status ferry__control_checksums(ferry__server *s, char **out_json)
     return ferry__str_take(&out, out_json);
 }
 
-ferry_status ferry__control_plan(ferry__server *s, char **out_json)
+ferry_status ferry__control_checksums(ferry__server *s, char **out_json)
+{
+    ferry_status st;
+
+    FERRY_TRY(ferry__rank_ask_begin(s, "weight_checker"));
+    st = ferry__control_checksums_inside(s, out_json);
+    ferry__rank_call_end(s);
+    return st;
+}
+
+static ferry_status plan_inside(ferry__server *s, char **out_json)
 {
     ferry__answers a = {0};
     ferry__str out = {0};
-    ferry_status st = gather(s, "plan", FERRY__RANK_PLAN, &a);
+    ferry_status st = gather(s, FERRY__RANK_PLAN, &a);
 
     ferry__str_append(&out, "{");
     for (int32_t i = 0; st == FERRY_OK && i < ferry__rank_world(s); i++) {
@@ -69,6 +73,16 @@ ferry_status ferry__control_plan(ferry__server *s, char **out_json)
         return st;
     }
     return ferry__str_take(&out, out_json);
+}
+
+ferry_status ferry__control_plan(ferry__server *s, char **out_json)
+{
+    ferry_status st;
+
+    FERRY_TRY(ferry__rank_ask_begin(s, "plan"));
+    st = plan_inside(s, out_json);
+    ferry__rank_call_end(s);
+    return st;
 }
 
 ferry_status ferry__control_reset(ferry__server *s)

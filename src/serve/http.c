@@ -46,10 +46,12 @@ static const ferry__route *find(const ferry__server *s, const char *method,
                                 const char *path, bool *path_exists)
 {
     const ferry__route *const tables[] = {
-        ferry__routes_weights, ferry__routes_generate, ferry__routes_info};
+        ferry__routes_weights, ferry__routes_generate, ferry__routes_info,
+        ferry__routes_share};
     const ferry__route *route = NULL;
 
-    for (size_t i = 0; route == NULL && i < 3; i++)
+    for (size_t i = 0; route == NULL && i < sizeof tables / sizeof tables[0];
+         i++)
         route = find_in(tables[i], s, method, path, path_exists);
     return route;
 }

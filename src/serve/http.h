@@ -37,6 +37,7 @@ typedef struct ferry__route {
 extern const ferry__route ferry__routes_weights[];
 extern const ferry__route ferry__routes_generate[];
 extern const ferry__route ferry__routes_info[];
+extern const ferry__route ferry__routes_share[];
 
 /* Listens; *out_port is the bound one. */
 ferry_status ferry__http_start(ferry__server *server,

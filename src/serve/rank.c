@@ -9,6 +9,7 @@
 #include "core/worker_state.h"
 #include "model/model.h"
 #include "serve/checksum.h"
+#include "serve/rank_share.h"
 #include "serve/rank_step.h"
 #include "serve/rank_wire.h"
 
@@ -48,6 +49,8 @@ static ferry_status load_weights(rank *r)
     ferry_source source = {0};
     ferry_status st;
 
+    if (o->join != NULL)
+        return FERRY_OK; /* a worker without weights is not ready */
     if (o->load_format == FERRY__LOAD_DUMMY)
         FERRY_TRY(
             ferry__model_dummy_source(r->start->config, o->seed, &source));
@@ -186,8 +189,17 @@ static ferry_status rank_prepare(rank *r, const char *body, char **out)
     return FERRY_OK;
 }
 
+/* What was written to this rank is a whole version, under this label. */
+static ferry_status rank_adopt(rank *r, const char *version)
+{
+    ferry__worker_adopt(r->worker);
+    return version[0] != '\0'
+               ? ferry_worker_set_weight_version(r->worker, version)
+               : FERRY_OK;
+}
+
 static ferry_status control_call(rank *r, uint32_t kind, const char *body,
-                                 char **out_body)
+                                 size_t size_bytes, char **out_body)
 {
     switch (kind) {
     case FERRY__RANK_INIT:
@@ -214,6 +226,11 @@ static ferry_status control_call(rank *r, uint32_t kind, const char *body,
         return rank_reset(r);
     case FERRY__RANK_PLAN:
         return rank_plan(r, out_body);
+    case FERRY__RANK_WRITE:
+        return ferry__rank_write(ferry__model_table(r->model), body,
+                                 size_bytes);
+    case FERRY__RANK_ADOPT:
+        return rank_adopt(r, body);
     default:
         return ferry_fail(FERRY_EINTERNAL, "unknown control message %u", kind);
     }
@@ -240,7 +257,7 @@ static void *control_loop(void *arg)
             return NULL;
         }
         memcpy(&kind, frame, sizeof kind);
-        st = control_call(r, kind, (char *)frame + 8, &body);
+        st = control_call(r, kind, (char *)frame + 8, size - 8, &body);
         ferry__free(frame);
         w = reply_waiter();
         st = ferry__rank_reply(r->start->control_fd, st, body,
@@ -283,6 +300,16 @@ static void step_loop(rank *r)
             st = worker_status_body(r, &text);
             body = text;
             body_size = text == NULL ? 0 : strlen(text);
+        } else if (kind == FERRY__RANK_LAYOUT) {
+            char *text = NULL;
+
+            st = ferry__rank_layout(ferry__model_table(r->model), &text);
+            body = text;
+            body_size = text == NULL ? 0 : strlen(text);
+        } else if (kind == FERRY__RANK_READ) {
+            st = ferry__rank_read(ferry__model_table(r->model),
+                                  (char *)frame + 8, size - 8, &body,
+                                  &body_size);
         } else {
             st = ferry_fail(FERRY_EINTERNAL, "unknown step message %u", kind);
         }

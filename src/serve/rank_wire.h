@@ -31,7 +31,12 @@ typedef enum ferry__rank_kind {
     FERRY__RANK_STEP, /* ferry__step_head, then the sequences */
     FERRY__RANK_ABORT,
     FERRY__RANK_SET_VERSION, /* body: the label */
-    FERRY__RANK_STATUS       /* reply: JSON of ferry_worker_status */
+    FERRY__RANK_STATUS,      /* reply: JSON of ferry_worker_status */
+    FERRY__RANK_LAYOUT,      /* reply: JSON of ferry__rank_layout */
+    FERRY__RANK_READ,        /* ferry__share_span; reply: the bytes */
+    /* control socket, while joining */
+    FERRY__RANK_WRITE, /* ferry__share_span, then its bytes */
+    FERRY__RANK_ADOPT  /* what was written is whole; body: its label */
 } ferry__rank_kind;
 
 /* One sequence of a step; n_tokens ids (i32) follow it in the frame. */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define LOAD_TIMEOUT_MS 1800000
+#define ASK_MS          30000
 
 static void clear_ends(ferry__rank_ends *e)
 {
@@ -39,6 +40,7 @@ ferry_status ferry__replica_init(ferry__replica *r, ferry__server *server,
     clear_ends(&r->ranks);
     pthread_mutex_init(&r->lock, NULL);
     pthread_mutex_init(&r->step_io, NULL);
+    pthread_mutex_init(&r->step_turn, NULL);
     FERRY_TRY(ferry__cond_init(&r->cond));
     snprintf(r->reason, sizeof r->reason, "replica %d is starting", index);
     r->active = ferry__alloc_array((size_t)server->options->max_seqs,
@@ -62,6 +64,7 @@ void ferry__replica_destroy(ferry__replica *r)
     pthread_cond_destroy(&r->cond);
     pthread_mutex_destroy(&r->lock);
     pthread_mutex_destroy(&r->step_io);
+    pthread_mutex_destroy(&r->step_turn);
     r->server = NULL;
 }
 
@@ -220,6 +223,15 @@ void ferry__replica_gate_open(ferry__replica *r)
         pthread_cond_broadcast(&r->cond);
 }
 
+/* A scheduler that takes the sockets again as soon as it let go of them would
+ * keep everybody else waiting; so the next one is settled beforehand. */
+static void io_lock(ferry__replica *r)
+{
+    pthread_mutex_lock(&r->step_turn);
+    pthread_mutex_lock(&r->step_io);
+    pthread_mutex_unlock(&r->step_turn);
+}
+
 static ferry_status exchange_one(ferry__replica *r, int32_t rank,
                                  const ferry__waiter *w, void **body,
                                  size_t *size)
@@ -248,7 +260,7 @@ ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
     ferry_status first = FERRY_OK;
     char line[1024] = "";
 
-    pthread_mutex_lock(&r->step_io);
+    io_lock(r);
     for (int32_t i = 0; i < tp && first == FERRY_OK; i++)
         first = ferry__rank_send(r->ranks.step_fds[i], (ferry__rank_kind)kind,
                                  body, size_bytes, &w);
@@ -318,6 +330,32 @@ static void take(ferry__replica *r, json_t **statuses)
         ferry__history_rank(&r->server->history, r->index * tp + i,
                             statuses[i]);
     set_serving(r, serving, reason);
+}
+
+ferry_status ferry__replica_ask(ferry__replica *r, int32_t rank, int32_t kind,
+                                const void *body, size_t size_bytes,
+                                void **out_body, size_t *out_size)
+{
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(ASK_MS), "rank answer"};
+    ferry_status st;
+
+    io_lock(r);
+    st = ferry__rank_send(r->ranks.step_fds[rank], (ferry__rank_kind)kind, body,
+                          size_bytes, &w);
+    if (st < 0) {
+        ferry__fail_prefix(st, "replica %d rank %d", r->index, rank);
+        st = FERRY_ECONN;
+    } else {
+        st = exchange_one(r, rank, &w, out_body, out_size);
+    }
+    pthread_mutex_unlock(&r->step_io);
+    if (st == FERRY_ECONN)
+        ferry__replica_lost(r, ferry_last_error());
+    if (st < 0) {
+        ferry__free(*out_body);
+        *out_body = NULL;
+    }
+    return st;
 }
 
 void ferry__replica_refresh(ferry__replica *r)

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/thread.h"
 #include "serve/http.h"
+#include "serve/join.h"
 
 #include <ferry/registry.h>
 #include <signal.h>
@@ -161,21 +162,26 @@ static void release_requests(ferry__server *s)
     }
 }
 
-/* Until a signal comes; meanwhile, looks for rounds that were left open. */
-static int wait_for_end(ferry__server *s, const sigset_t *ends)
+/* Until a signal comes, or joining failed; meanwhile, looks for rounds that were left open. */
+static ferry_status wait_for_end(ferry__server *s, ferry__join *join,
+                                 const sigset_t *ends)
 {
-    const struct timespec second = {1, 0};
+    const struct timespec slice = {0, 500000000};
     int number;
 
-    while ((number = sigtimedwait(ends, NULL, &second)) < 0)
+    while ((number = sigtimedwait(ends, NULL, &slice)) < 0) {
         ferry__control_reap(s);
-    return number;
+        FERRY_TRY(ferry__join_check(join));
+    }
+    ferry__log(FERRY_LOG_INFO, "signal %d: stopping", number);
+    return FERRY_OK;
 }
 
 static ferry_status serve(ferry__server *s, const sigset_t *ends)
 {
     struct MHD_Daemon *daemon = NULL;
-    int signal_number;
+    ferry__join join = {0};
+    char line[1024];
     ferry_status st;
 
     FERRY_TRY(server_init(s));
@@ -184,17 +190,21 @@ static ferry_status serve(ferry__server *s, const sigset_t *ends)
     st = ferry__http_start(s, &daemon, &s->port);
     if (st == FERRY_OK)
         st = write_port(s);
+    if (st == FERRY_OK)
+        st = ferry__join_begin(&join, s);
     if (st < 0) {
         ferry__http_stop(s, daemon);
         return st;
     }
     announce(s);
-    signal_number = wait_for_end(s, ends);
-    ferry__log(FERRY_LOG_INFO, "signal %d: stopping", signal_number);
+    st = wait_for_end(s, &join, ends);
+    if (st < 0)
+        snprintf(line, sizeof line, "%s", ferry_last_error());
     release_requests(s);
+    ferry__join_end(&join);
     (void)ferry__control_abort(s);
     ferry__http_stop(s, daemon);
-    return FERRY_OK;
+    return st < 0 ? ferry__fail_line(st, line) : FERRY_OK;
 }
 
 int ferry__serve_main(int argc, char **argv)

@@ -30,6 +30,7 @@ typedef struct ferry__replica {
     bool thread_started;
 
     pthread_mutex_t step_io; /* one exchange on the step sockets at a time */
+    pthread_mutex_t step_turn; /* who holds it is the next to get step_io */
 
     pthread_mutex_t lock; /* all below */
     pthread_cond_t cond;
@@ -111,6 +112,11 @@ ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
                                      const void *body, size_t size_bytes,
                                      int64_t timeout_ms, void **bodies,
                                      size_t *sizes);
+
+/* The same with one rank; *out_body is owned (ferry__free). */
+ferry_status ferry__replica_ask(ferry__replica *r, int32_t rank, int32_t kind,
+                                const void *body, size_t size_bytes,
+                                void **out_body, size_t *out_size);
 
 /* ---- scheduler.c: generation ---- */
 /* The replica's thread: runs steps, restarts the ranks when lost. */
