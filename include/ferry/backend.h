@@ -178,7 +178,18 @@ typedef struct ferry_trainer_host {
     /* Milliseconds to the deadline, at least 1. */
     int64_t (*remaining_ms)(ferry_trainer_context *ctx);
     ferry_round_stats *(*stats)(ferry_trainer_context *ctx); /* never NULL */
+    /* Notes for traces that "pack", "wire" or "digest" went on from `from_ns`
+     * until now. Any thread. An older host has none: call it by
+     * FERRY_HOST_SPAN. */
+    void (*span)(ferry_trainer_context *ctx, const char *phase,
+                 int64_t from_ns);
 } ferry_trainer_host;
+#define FERRY_HOST_SPAN(host, ctx, phase, from_ns)                            \
+    do {                                                                      \
+        if ((host)->size > offsetof(ferry_trainer_host, span) &&              \
+            (host)->span)                                                     \
+            (host)->span((ctx), (phase), (from_ns));                          \
+    } while (0)
 
 /* The source is required (full resync) or must be NULL (delta). An engine
  * that sets neither checks for itself in create. */

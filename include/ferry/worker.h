@@ -100,8 +100,9 @@ ferry_status ferry_worker_may_serve(const ferry_worker *worker);
 /* The worker's state as one JSON object: state, round, weight_version,
  * serving, dirty, failure {status, message}, counters {bytes_declared,
  * bytes_received, bytes_loaded, n_params}, held_bytes, peak_bytes, path,
- * phases, commit, backend. Cut at size_bytes and NUL terminated; returns the
- * length it needs without NUL. Any thread. */
+ * phases, spans (when its work was done), commit, backend. Cut at size_bytes
+ * and NUL terminated; returns the length it needs without NUL. Any thread.
+ */
 size_t ferry_worker_status(const ferry_worker *worker, char *buffer,
                            size_t size_bytes);
 

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #define HELD_LIMIT_BYTES ((uint64_t)1 << 30)
+/* Few enough to go with every status. */
+#define SPANS_LIMIT 32
 
 ferry_status ferry__loading_create(const ferry__loading_options *options,
                                    ferry__loading **out)
@@ -18,6 +20,7 @@ ferry_status ferry__loading_create(const ferry__loading_options *options,
 
     if (l == NULL)
         return FERRY_ENOMEM;
+    ferry__spans_init(&l->spans, SPANS_LIMIT);
     l->model = options->model;
     l->plan = options->plan;
     l->before_live_write = options->before_live_write;
@@ -72,6 +75,7 @@ void ferry__loading_begin(ferry__loading *l, ferry__staging *staging)
 {
     ferry__loading_end(l);
     ferry__coverage_reset(l->coverage);
+    ferry__spans_clear(&l->spans);
     memset(l->kernel, 0, l->model->n_params * sizeof(*l->kernel));
     l->staging = staging;
     l->wrote = l->digests = l->promised = l->warned = false;
@@ -91,6 +95,7 @@ void ferry__loading_destroy(ferry__loading **loading)
         return;
     if (l->tied_heads != NULL)
         ferry__loading_end(l);
+    ferry__spans_destroy(&l->spans);
     ferry__coverage_destroy(&l->coverage);
     ferry__xxh3_destroy(l->scratch);
     ferry__free(l->tied_heads);
@@ -274,4 +279,10 @@ void ferry__loading_counters_of(const ferry__loading *l,
     out->n_params = atomic_load(&l->n_params);
     out->held_bytes = atomic_load(&l->held_bytes);
     out->peak_bytes = atomic_load(&l->peak_bytes);
+}
+
+size_t ferry__loading_spans(ferry__loading *l, ferry__span *out,
+                            size_t capacity)
+{
+    return ferry__spans_copy(&l->spans, out, capacity);
 }

@@ -8,6 +8,7 @@
 #define FERRY_CORE_LOADING_H
 
 #include "core/load_plan.h"
+#include "core/spans.h"
 #include "core/staging.h"
 #include <stdatomic.h>
 
@@ -88,6 +89,9 @@ typedef struct ferry__loading_counters {
 /* Any thread. */
 void ferry__loading_counters_of(const ferry__loading *l,
                                 ferry__loading_counters *out);
+/* When this round's work was done. Any thread. */
+size_t ferry__loading_spans(ferry__loading *l, ferry__span *out,
+                            size_t capacity);
 void ferry__loading_received(ferry__loading *l, uint64_t bytes);
 
 #endif

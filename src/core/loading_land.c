@@ -5,6 +5,7 @@
 #include "core/loading_state.h"
 
 #include "base/alloc.h"
+#include "base/clock.h"
 
 #include <string.h>
 
@@ -172,7 +173,7 @@ static ferry_status land_step(ferry__loading *l, const ferry__entry *e,
     return FERRY_OK;
 }
 
-ferry_status ferry__land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
+static ferry_status land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
                          size_t entry, const ferry__copy_op *op,
                          const void *src)
 {
@@ -196,6 +197,21 @@ ferry_status ferry__land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
     ferry__loading_before_write(l);
     ferry__copy_run(op, ferry__loading_base(l, e->slot), src, landing->hash);
     return FERRY_OK;
+}
+
+ferry_status ferry__land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
+                         size_t entry, const ferry__copy_op *op,
+                         const void *src)
+{
+    int64_t from_ns = ferry__now_ns();
+    bool quantises =
+        op->dst_dtype == FERRY_DTYPE_Q8_0 && op->src_dtype != FERRY_DTYPE_Q8_0;
+    ferry_status st = land(l, b, a, entry, op, src);
+
+    ferry__spans_add(&l->spans,
+                     quantises ? FERRY__SPAN_QUANTISE : FERRY__SPAN_LOAD,
+                     from_ns);
+    return st;
 }
 
 static void take_digest(ferry__landing *landing)

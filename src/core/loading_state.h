@@ -88,6 +88,7 @@ struct ferry__loading {
     bool kernel_any, kernel_whole;
     ferry__xxh3_state *scratch;
 
+    ferry__spans spans; /* of this round's work */
     _Atomic uint64_t bytes_declared, bytes_received, bytes_loaded, n_params;
     _Atomic uint64_t held_bytes, buffer_bytes, peak_bytes;
 };

@@ -5,6 +5,7 @@
 #include "core/loading_state.h"
 
 #include "base/alloc.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/str.h"
 
@@ -137,11 +138,15 @@ static ferry_status run(ferry__loading *l, size_t step,
 {
     const ferry__plan_step *p = ferry__plan_step_at(l->plan, step);
     ferry_tensor dst = p->dst;
+    int64_t from_ns = ferry__now_ns();
+    int failed;
 
     dst.data = ferry__loading_base(l, p->slot);
     dst.name = NULL;
     ferry__loading_before_write(l);
-    if (p->step.fn(p->step.arg, &dst, inputs, p->step.n_inputs) < 0)
+    failed = p->step.fn(p->step.arg, &dst, inputs, p->step.n_inputs);
+    ferry__spans_add(&l->spans, FERRY__SPAN_STEP, from_ns);
+    if (failed < 0)
         return ferry__fail_prefix(FERRY_EINTERNAL, "step %s", p->step.name);
     return ferry__coverage_mark(l->coverage, p->slot, p->dst_start,
                                 p->dst_count);

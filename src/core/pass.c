@@ -115,6 +115,8 @@ ferry_status ferry__pass_next(ferry__pass *p, ferry_item *out_item)
     if (st == FERRY_OK)
         st = wait_event(p, &item);
     p->gather_ms += (double)(ferry__now_ns() - from_ns) / 1e6;
+    if (p->spans != NULL)
+        ferry__spans_add(p->spans, FERRY__SPAN_GATHER, from_ns);
     if (st != FERRY_OK) {
         if (st < 0)
             ferry__pass_end(p);

@@ -6,6 +6,7 @@
 #ifndef FERRY_CORE_PASS_H
 #define FERRY_CORE_PASS_H
 
+#include "core/spans.h"
 #include <ferry/source.h>
 
 typedef struct ferry__pass {
@@ -22,6 +23,7 @@ typedef struct ferry__pass {
     bool open;    /* the source's pass is begun */
     bool done;    /* all came, and the source said so */
     double gather_ms;
+    ferry__spans *spans; /* takes the times of gathering; NULL: none */
 } ferry__pass;
 
 /* Copies the tables, zero-extended from an older size. FERRY_EINVAL names a

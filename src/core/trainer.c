@@ -129,6 +129,7 @@ static void trainer_free(ferry_trainer *t)
     ferry__control_call_destroy(&t->ending);
     ferry__manifest_clear(&t->declared);
     ferry_info_free(t->info);
+    ferry__spans_destroy(&t->spans);
     pthread_mutex_destroy(&t->lock);
     ferry__free(t);
 }
@@ -148,6 +149,7 @@ trainer_open(const ferry_trainer_engine_ops *ops, const char *backend,
         return FERRY_ENOMEM;
     }
     pthread_mutex_init(&t->lock, NULL);
+    ferry__spans_init(&t->spans, FERRY__SPANS_MAX);
     t->ops = ops;
     t->backend = backend;
     t->info = info;
@@ -224,4 +226,9 @@ void ferry_trainer_shutdown(ferry_trainer **trainer)
         return;
     trainer_free(*trainer);
     *trainer = NULL;
+}
+
+size_t ferry__trainer_spans(ferry_trainer *t, ferry__span *out, size_t capacity)
+{
+    return ferry__spans_copy(&t->spans, out, capacity);
 }

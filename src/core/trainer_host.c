@@ -9,6 +9,7 @@
 #include "base/log.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define SLICE_MS 100
 
@@ -92,6 +93,16 @@ static ferry_round_stats *host_stats(ferry_trainer_context *ctx)
     return &trainer_of(ctx)->stats;
 }
 
+/* The phases that an engine has; others are of the host itself. */
+static void host_span(ferry_trainer_context *ctx, const char *phase,
+                      int64_t from_ns)
+{
+    for (int kind = FERRY__SPAN_PACK; kind <= FERRY__SPAN_DIGEST; kind++)
+        if (strcmp(phase, ferry__span_name((ferry__span_kind)kind)) == 0)
+            ferry__spans_add(&trainer_of(ctx)->spans, (ferry__span_kind)kind,
+                             from_ns);
+}
+
 /* ---- the pass ---- */
 
 static ferry_status host_pass_begin(ferry_trainer_context *ctx,
@@ -112,6 +123,7 @@ static ferry_status host_pass_begin(ferry_trainer_context *ctx,
     t->pass.need_data = t->is_sender;
     t->pass.check = check_for_pass;
     t->pass.arg = t;
+    t->pass.spans = &t->spans;
     FERRY_TRY(ferry__pass_begin(&t->pass));
     t->passed = true;
     *out_declared = t->declared.params;
@@ -232,6 +244,7 @@ const ferry_trainer_host *ferry__trainer_host(void)
         .progress = host_progress,
         .remaining_ms = host_remaining_ms,
         .stats = host_stats,
+        .span = host_span,
     };
 
     return &host;

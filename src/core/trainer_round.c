@@ -28,6 +28,7 @@ static void arm_round(ferry_trainer *t, const ferry_send_options *o)
     const ferry_trainer_init_info *info = t->info;
 
     atomic_store(&t->canceled, false);
+    ferry__spans_clear(&t->spans);
     pthread_mutex_lock(&t->lock);
     ferry__bounds_arm(&t->bounds,
                       info->deadline_ms > 0 ? info->deadline_ms
@@ -124,6 +125,7 @@ static ferry_status start(ferry_trainer *t, bool draft)
 
     t->started = st != FERRY_EORDER && st != FERRY_ENOTSUP;
     t->stats.start_ms = ms_since(from_ns);
+    ferry__spans_add(&t->spans, FERRY__SPAN_START, from_ns);
     return st;
 }
 
@@ -148,6 +150,7 @@ static ferry_status finish(ferry_trainer *t, const char *version)
     ferry_status st = ferry__trainer_finish(t, version);
 
     t->stats.finish_ms = ms_since(from_ns);
+    ferry__spans_add(&t->spans, FERRY__SPAN_FINISH, from_ns);
     return st;
 }
 

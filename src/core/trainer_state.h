@@ -10,6 +10,7 @@
 #include "core/manifest.h"
 #include "core/pass.h"
 #include "core/round.h"
+#include "core/spans.h"
 #include <ferry/backend.h>
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -42,6 +43,7 @@ struct ferry_trainer {
     ferry_progress_fn progress;
     void *progress_arg;
     _Atomic bool canceled;
+    ferry__spans spans; /* of the round that runs, or ran last */
     pthread_mutex_t lock;
     /* guarded */
     ferry__bounds bounds;

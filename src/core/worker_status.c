@@ -86,6 +86,29 @@ static void add_counters(ferry__str *s, const ferry__target *t)
         (unsigned long long)c.held_bytes, (unsigned long long)c.peak_bytes);
 }
 
+/* When the work was done, as wall-clock times, in seconds since 1970. */
+static void add_spans(ferry__str *s, const ferry__target *t)
+{
+    ferry__span spans[FERRY__SPANS_MAX];
+    size_t n = ferry__loading_spans(t->loading, spans, FERRY__SPANS_MAX);
+    int64_t offset_ns = ferry__spans_wall_offset_ns();
+
+    ferry__str_append(s, ",\"spans\":[");
+    for (size_t i = 0; i < n; i++) {
+        const ferry__span *e = &spans[i];
+
+        ferry__str_printf(
+            s,
+            "%s{\"phase\":\"%s\",\"at\":%.6f,\"ms\":%.3f,\"busy_ms\":%.3f,"
+            "\"count\":%u}",
+            i > 0 ? "," : "", ferry__span_name(e->kind),
+            (double)(e->begin_ns + offset_ns) / 1e9,
+            (double)(e->end_ns - e->begin_ns) / 1e6, (double)e->busy_ns / 1e6,
+            e->count);
+    }
+    ferry__str_append(s, "]");
+}
+
 static void add_untouched(ferry__str *s, const ferry__target *t)
 {
     ferry__str_printf(s, ",\"not_updated\":{\"count\":%zu,\"names\":[",
@@ -124,6 +147,7 @@ static void write_status(ferry__str *s, const ferry_worker *w)
                       "\"prepare_ms\":%.3f,\"commit_ms\":%.3f}",
                       r->phases.start_ms, r->phases.update_ms,
                       r->phases.prepare_ms, r->phases.commit_ms);
+    add_spans(s, w->target);
     add_untouched(s, w->target);
     ferry__str_append(s, ",");
     add_string(s, "commit", ferry__worker_is_staged(w) ? "staged" : "inplace");

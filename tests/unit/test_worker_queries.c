@@ -46,8 +46,8 @@ static void j6_status_is_one_json_object_with_every_key(void **state)
         "state",      "round", "target",  "weight_version", "serving",
         "reason",     "dirty", "failure", "counters",       "held_bytes",
         "peak_bytes", "path",  "phases",  "not_updated",    "commit",
-        "backend",    "model"};
-    char text[4096], cut[16];
+        "backend",    "model", "spans"};
+    char text[8192], cut[16];
     json_t *status;
     size_t need;
     solo r;

@@ -190,6 +190,7 @@ void ipc__digester_feed(ipc__digester *d, size_t i, const void *bytes,
     }
     d->t->host->stats(d->t->ctx)->digest_ms +=
         (double)(d->t->host->now_ns() - began) / 1e6;
+    FERRY_HOST_SPAN(d->t->host, d->t->ctx, "digest", began);
 }
 
 #define SCRATCH_BYTES ((size_t)256 << 10)

@@ -185,6 +185,7 @@ static ferry_status use_buffer(send_state *s, ipc__buffer *b, uint64_t *at,
     t->used_buffer = true;
     t->host->stats(t->ctx)->pack_ms +=
         (double)(t->host->now_ns() - began) / 1e6;
+    FERRY_HOST_SPAN(t->host, t->ctx, "pack", began);
     return FERRY_OK;
 }
 
@@ -343,6 +344,7 @@ static ferry_status finish_update(ipc__trainer *t)
     }
     t->host->stats(t->ctx)->wire_ms +=
         (double)(t->host->now_ns() - began) / 1e6;
+    FERRY_HOST_SPAN(t->host, t->ctx, "wire", began);
     return FERRY_OK;
 }
 
