@@ -398,12 +398,23 @@ json_t *ferry__history_running(ferry__history *h)
     return o == NULL ? json_null() : o;
 }
 
-json_t *ferry__history_rounds(ferry__history *h)
+json_t *ferry__history_rounds(ferry__history *h, size_t count, bool whole)
 {
-    json_t *copy;
+    json_t *out = json_array();
+    size_t n;
 
     pthread_mutex_lock(&h->lock);
-    copy = json_deep_copy(h->rounds);
+    n = json_array_size(h->rounds);
+    for (size_t i = count < n ? n - count : 0; i < n; i++) {
+        json_t *round = json_array_get(h->rounds, i);
+        json_t *copy = whole ? json_deep_copy(round) : json_copy(round);
+
+        if (!whole && copy != NULL) {
+            json_object_del(copy, "ranks");
+            json_object_del(copy, "calls");
+        }
+        json_array_append_new(out, copy == NULL ? json_null() : copy);
+    }
     pthread_mutex_unlock(&h->lock);
-    return copy == NULL ? json_array() : copy;
+    return out;
 }

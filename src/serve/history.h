@@ -82,8 +82,9 @@ void ferry__history_end(ferry__history *h, bool finished, const char *version,
 bool ferry__history_is_open(ferry__history *h);
 /* {number, phase, started_at, elapsed_ms, stopped, calls} or null. Owned. */
 json_t *ferry__history_running(ferry__history *h);
-/* The rounds that ended, newest last; owned. */
-json_t *ferry__history_rounds(ferry__history *h);
+/* The last `count` rounds that ended, newest last; owned. Without `whole`
+ * each lacks its ranks and calls. */
+json_t *ferry__history_rounds(ferry__history *h, size_t count, bool whole);
 
 /* Wall clock, in seconds since 1970. */
 double ferry__history_wall(void);

@@ -8,7 +8,12 @@
 
 #include <openssl/evp.h>
 #include <openssl/sha.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* A status that nobody asked for more stays small, as clients have buffers of
+ * a fixed size for it. */
+#define SHORT_HISTORY 16
 
 /* src/serve/page.html, put here by the build; NUL terminated. */
 extern const char ferry__page_html[];
@@ -81,15 +86,36 @@ static void add_progress(json_t *status, json_t *round)
         json_object_set_new(round, keys[n], json_integer(sums[n]));
 }
 
-void ferry__page_status(ferry__server *s, json_t *status)
+static void drop_spans(json_t *status)
 {
-    json_t *round = ferry__history_running(&s->history);
+    json_t *replica, *rank;
+    size_t i, k;
+
+    json_array_foreach(json_object_get(status, "replicas"), i, replica)
+    {
+        json_array_foreach(json_object_get(replica, "ranks"), k, rank)
+        {
+            json_object_del(rank, "spans");
+        }
+    }
+}
+
+void ferry__page_status(ferry__exchange *x, json_t *status)
+{
+    ferry__history *h = &x->server->history;
+    json_t *round = ferry__history_running(h);
+    const char *asked = ferry__query(x, "history");
+    const char *spans = ferry__query(x, "spans");
+    size_t count = asked == NULL ? SHORT_HISTORY : strtoul(asked, NULL, 10);
 
     if (json_is_object(round))
         add_progress(status, round);
+    if (spans == NULL || strcmp(spans, "1") != 0)
+        drop_spans(status);
     json_object_set_new(status, "round", round);
     json_object_set_new(status, "time", json_real(ferry__history_wall()));
-    json_object_set_new(status, "history", ferry__history_rounds(&s->history));
+    json_object_set_new(status, "history",
+                        ferry__history_rounds(h, count, asked != NULL));
 }
 
 /* As the text format wants a label's value. */

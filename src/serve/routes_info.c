@@ -122,7 +122,7 @@ static void handle_status(ferry__exchange *x)
         "last_stop_ms", s->last_stop_ms, "replicas", replicas);
     json_object_set_new(out, "paused", json_string(pauses[s->paused]));
     pthread_mutex_unlock(&s->lock);
-    ferry__page_status(s, out);
+    ferry__page_status(x, out);
     ferry__reply_json(x, out);
 }
 

@@ -41,6 +41,11 @@ def server(models: list[Path],
         yield running
 
 
+def status_of(server: Server) -> dict:
+    """The status with all rounds whole."""
+    return server.get("/ferry/status?history=64").json
+
+
 def page(server: Server, token: str | None = None) -> tuple[str, dict[str, str]]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -59,11 +64,11 @@ def test_history_keeps_rounds_with_transfer_and_stop_apart(
     server: Server, models: list[Path]
 ) -> None:
     before = time.time()
-    earlier = server.status()
+    earlier = status_of(server)
     assert earlier["history"] == [] and earlier["round"] is None
     push(models[1], server.url, version="one")
     push(models[0], server.url, version="two", extra=("--packed",))
-    status = server.status()
+    status = status_of(server)
     assert [h["version"] for h in status["history"]] == ["one", "two"]
     for number, h in enumerate(status["history"], 1):
         assert (h["number"], h["result"], h["error"]) == (number, "finished", None)
@@ -90,15 +95,15 @@ def test_history_keeps_rounds_with_transfer_and_stop_apart(
 def test_a_running_round_tells_its_phase_and_a_failed_one_its_error(
     server: Server, models: list[Path]
 ) -> None:
-    rounds = len(server.status()["history"])
+    rounds = len(status_of(server)["history"])
     assert server.post("/start_weight_update").code == 200
-    running = server.status()["round"]
+    running = status_of(server)["round"]
     assert running["phase"] == "start" and not running["in_call"]
     assert not running["stopped"] and running["elapsed_ms"] >= 0
     assert running["number"] == rounds + 1
     assert "ferry:round_running 1" in server.get("/metrics").text
     assert server.post("/ferry/abort_weight_update").code == 200
-    status = server.status()
+    status = status_of(server)
     assert status["round"] is None
     ended = status["history"][-1]
     assert len(status["history"]) == rounds + 1
@@ -106,9 +111,9 @@ def test_a_running_round_tells_its_phase_and_a_failed_one_its_error(
     assert "aborted" in ended["error"]
     # A draft that is refused is no round.
     assert server.post("/start_draft_weight_update").code == 501
-    assert len(server.status()["history"]) == rounds + 1
+    assert len(status_of(server)["history"]) == rounds + 1
     push(models[1], server.url, version="three")
-    assert server.status()["history"][-1]["number"] == rounds + 2
+    assert status_of(server)["history"][-1]["number"] == rounds + 2
 
 
 def test_updates_of_one_round_are_told_apart(
@@ -116,7 +121,7 @@ def test_updates_of_one_round_are_told_apart(
 ) -> None:
     push(models[0], server.url, version="many", extra=(
         "--init-info", '{"packed":true,"packed_buffer_size_bytes":9000}'))
-    last = server.status()["history"][-1]
+    last = status_of(server)["history"][-1]
     names = [call["phase"] for call in last["calls"]]
     assert names[-2:] == ["prepare", "commit"]
     updates = [call for call in last["calls"] if call["phase"] == "update"]
@@ -128,12 +133,19 @@ def test_updates_of_one_round_are_told_apart(
 
 
 def test_history_is_bounded(server: Server) -> None:
-    first = server.status()
+    first = status_of(server)
     for _ in range(66):
         assert server.post("/start_weight_update").code == 200
         assert server.post("/finish_weight_update").code == 200
-    history = server.status()["history"]
+    history = status_of(server)["history"]
     assert len(history) == 64
+    short = server.status()
+    assert len(short["history"]) == 16
+    assert not any("ranks" in h or "calls" in h for h in short["history"])
+    assert short["history"][-1]["number"] == history[-1]["number"]
+    # Clients read it into buffers of a fixed size.
+    assert len(server.get("/ferry/status").text) < 32768
+    assert server.get("/ferry/status?history=0").json["history"] == []
     numbers = [h["number"] for h in history]
     last = first["history"][-1]["number"] + 66
     assert numbers == list(range(last - 63, last + 1))
@@ -230,7 +242,7 @@ def test_metrics_parse_with_names_of_vllm_and_phases_of_rounds(
     before = parse_metrics(server.get("/metrics").text)
     push(models[1], server.url, version="counted")
     after = parse_metrics(server.get("/metrics").text)
-    last = server.status()["history"][-1]
+    last = status_of(server)["history"][-1]
 
     def grown(name: str, **labels: str) -> float:
         pick = [dict(s for s in [(str(sorted(k.items())), v) for k, v in m[name]])
@@ -258,7 +270,7 @@ def test_metrics_escape_the_label_of_the_weights(server: Server) -> None:
         assert server.post("/update_weight_version", {"new_version": LABEL}).code == 200
         parsed = parse_metrics(server.get("/metrics").text)
         assert parsed["ferry:weight_version_info"] == [({"version": LABEL}, 1.0)]
-        assert server.status()["weight_version"] == LABEL
+        assert status_of(server)["weight_version"] == LABEL
     finally:
         server.post("/update_weight_version", {"new_version": "default"})
 

@@ -38,7 +38,7 @@ static void one_call(ferry__rank_kind kind, int32_t n_answers)
 /* The last round that ended; borrowed from *out_all, which is owned. */
 static json_t *last_round(json_t **out_all)
 {
-    *out_all = ferry__history_rounds(&h);
+    *out_all = ferry__history_rounds(&h, 100, true);
     return json_array_get(*out_all, json_array_size(*out_all) - 1);
 }
 
@@ -160,7 +160,7 @@ static void calls_outside_a_round_leave_no_trace(void **state)
     json_decref(running);
     ferry__history_forget(&h);
     ferry__history_end(&h, true, NULL, NULL, &sums);
-    all = ferry__history_rounds(&h);
+    all = ferry__history_rounds(&h, 100, true);
     assert_int_equal(json_array_size(all), 0);
     json_decref(all);
     assert_false(ferry__history_is_open(&h));
@@ -188,6 +188,18 @@ static void only_the_last_rounds_are_kept(void **state)
     assert_int_equal(json_array_size(all), FERRY__HISTORY_ROUNDS);
     assert_int_equal(number(o, "number"), FERRY__HISTORY_ROUNDS + 3);
     assert_int_equal(number(json_array_get(all, 0), "number"), 4);
+    assert_non_null(json_object_get(o, "ranks"));
+    json_decref(all);
+    all = ferry__history_rounds(&h, 2, false);
+    assert_int_equal(json_array_size(all), 2);
+    o = json_array_get(all, 1);
+    assert_int_equal(number(o, "number"), FERRY__HISTORY_ROUNDS + 3);
+    assert_null(json_object_get(o, "ranks"));
+    assert_null(json_object_get(o, "calls"));
+    json_decref(all);
+    /* The short copies left the record whole. */
+    o = last_round(&all);
+    assert_non_null(json_object_get(o, "calls"));
     json_decref(all);
 }
 
