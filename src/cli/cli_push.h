@@ -6,6 +6,7 @@
 #include <ferry/ferry.h>
 
 typedef struct cli_push_options {
+    const char *trace; /* file; NULL: none */
     const char *backend, *init_info, *version, *token, *ca;
     ferry_dtype dtype; /* FERRY_DTYPE_NONE: as the source has it */
     int shared, packed, pause, json;

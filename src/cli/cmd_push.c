@@ -6,6 +6,7 @@
 #include "cli/cli_progress.h"
 #include "cli/cli_push.h"
 #include "cli/cli_source.h"
+#include "cli/cli_trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,8 +39,12 @@ static const cli_option rows[] = {
     {"rounds", CLI_INT, &options.rounds, "N", "send N times [1]", 0, 0},
     {"timeout", CLI_INT, &options.timeout, "S",
      "seconds that one round may take [300]", 1, 86400},
+    {"trace", CLI_TEXT, &options.trace, "FILE",
+     "write what trainer and ranks did when, for Perfetto", 0, 0},
     {"json", CLI_FLAG, &options.json, NULL, "one JSON object a round", 0, 0},
 };
+
+static cli_trace *trace; /* NULL: none is written */
 
 static int run(int argc, char **argv);
 
@@ -141,8 +146,12 @@ static int send_rounds(ferry_trainer *trainer, const cli_source *source)
         send.progress = cli_progress_update;
         send.progress_arg = &progress;
         send.stats = &stats;
+        if (trace)
+            cli_trace_begin(trace);
         status = ferry_trainer_send_weights(trainer, &send);
         cli_progress_end(&progress);
+        if (trace)
+            cli_trace_round(trace, trainer, &stats, status);
         if (options.json)
             cli_push_print_json(&options, round, source->count, status, &stats);
         if (status != FERRY_OK)
@@ -213,9 +222,23 @@ static int run_with(char **args, int count, const json_t *init_info)
     return code;
 }
 
+static int open_trace(char **urls, int count)
+{
+    cli_http servers[URLS_MAX];
+    ferry_status status;
+
+    if (!options.trace)
+        return -1;
+    for (int i = 0; i < count; i++)
+        servers[i] = (cli_http){urls[i], options.token, options.ca, 10000};
+    status = cli_trace_open(options.trace, servers, (size_t)count, &trace);
+    return status == FERRY_OK ? -1 : cli_fail("push", status);
+}
+
 static int run(int argc, char **argv)
 {
     json_t *init_info;
+    ferry_status status;
     int first;
     int code = cli_options_parse(
         &cli_push, rows, sizeof(rows) / sizeof(rows[0]), argc, argv, &first);
@@ -232,7 +255,12 @@ static int run(int argc, char **argv)
     if (!init_info)
         return CLI_EXIT_USAGE;
     cli_push_catch_signals();
-    code = run_with(argv + first, argc - first, init_info);
+    code = open_trace(argv + first + 1, argc - first - 1);
+    if (code < 0)
+        code = run_with(argv + first, argc - first, init_info);
+    status = cli_trace_close(&trace);
+    if (status != FERRY_OK && code == CLI_EXIT_OK)
+        code = cli_fail("push", status);
     json_decref(init_info);
     return code;
 }
