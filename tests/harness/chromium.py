@@ -15,6 +15,8 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,23 @@ class Browser:
         os.close(self._out)
         os.close(self._in)
         self._errors.close()
+
+
+def main() -> int:
+    """chromium.py URL FILE: a picture of the page once its data is there."""
+    url, file = sys.argv[1:]
+    if find() is None:
+        print("no chromium: no picture")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        with Browser(Path(folder)) as browser:
+            browser.open(url)
+            browser.wait_for(
+                "document.getElementById('data')?.hidden === false")
+            browser.screenshot(Path(file))
+    print(f"picture of {url}: {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
