@@ -202,25 +202,33 @@ static void end_open(ferry__server *s, ferry_status st, const char *why)
     ferry__control_round_end(s, false, why);
 }
 
+static ferry_status not_ended(ferry__server *s)
+{
+    const char *running;
+
+    pthread_mutex_lock(&s->lock);
+    running = s->running;
+    pthread_mutex_unlock(&s->lock);
+    return ferry_fail(FERRY_ETIMEOUT,
+                      "abort_weight_update: %s has not ended within %d ms",
+                      running == NULL ? "a weight call" : running,
+                      ABORT_WAIT_MS);
+}
+
 ferry_status ferry__control_abort(ferry__server *s)
 {
     struct timespec until =
         ferry__timespec_at(ferry__now_ns() + ABORT_WAIT_MS * INT64_C(1000000));
 
-    /* First without the control lock: an update that holds it must end. An
-     * answer before it did would let the next trainer meet it. */
+    /* First without the control lock: an update that holds it must end. A
+     * commit is not stopped half way. */
+    if (pthread_mutex_clocklock(&s->ending, CLOCK_MONOTONIC, &until) != 0)
+        return not_ended(s);
     ferry__rank_call_abort(s);
-    if (pthread_mutex_clocklock(&s->control, CLOCK_MONOTONIC, &until) != 0) {
-        const char *running;
-
-        pthread_mutex_lock(&s->lock);
-        running = s->running;
-        pthread_mutex_unlock(&s->lock);
-        return ferry_fail(FERRY_ETIMEOUT,
-                          "abort_weight_update: %s has not ended within %d ms",
-                          running == NULL ? "a weight call" : running,
-                          ABORT_WAIT_MS);
-    }
+    pthread_mutex_unlock(&s->ending);
+    /* An answer before the update let go would let the next trainer meet it. */
+    if (pthread_mutex_clocklock(&s->control, CLOCK_MONOTONIC, &until) != 0)
+        return not_ended(s);
     if (s->round_open)
         end_open(s, FERRY_ECANCELED, "aborted by the trainer");
     pthread_mutex_unlock(&s->control);

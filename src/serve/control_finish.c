@@ -145,8 +145,10 @@ static ferry_status commit_gated(ferry__server *s, const char *version,
     ferry__history_stop(&s->history, true);
     for (int32_t i = 0; i < s->options->dp_size; i++)
         ferry__replica_gate_close(&s->replicas[i]);
+    pthread_mutex_lock(&s->ending);
     st = ferry__rank_call(s, FERRY__RANK_COMMIT, version == NULL ? "" : version,
                           a);
+    pthread_mutex_unlock(&s->ending);
     if (st < 0)
         took = settle_part(s, a);
     if (took && version != NULL && changed)

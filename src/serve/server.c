@@ -92,6 +92,7 @@ static ferry_status server_init(ferry__server *s)
 {
     pthread_mutex_init(&s->control, NULL);
     pthread_mutex_init(&s->calls, NULL);
+    pthread_mutex_init(&s->ending, NULL);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->spawner_lock, NULL);
     ferry__metrics_init(&s->metrics);

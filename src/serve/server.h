@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The API process: its replicas, their gates, and the weight version.
  * Locks, in the order they may be taken: server.control (one weight call at
- * a time) > server.calls >
+ * a time) > server.ending > server.calls >
  * replica.lock > replica.step_io > server.lock > history.lock.
  * Invariant: while a gate is closed no step runs on that replica. */
 #ifndef FERRY_SERVE_SERVER_H
@@ -64,6 +64,8 @@ typedef struct ferry__server {
 
     pthread_mutex_t calls; /* the control sockets, for one call's length */
     pthread_mutex_t control;
+    pthread_mutex_t ending; /* an abort or a commit is on its way to all ranks:
+                               never both, or they would end apart */
     /* under control */
     bool round_open;      /* between start and the round's end */
     bool gates_for_round; /* closed by an in-place round */
