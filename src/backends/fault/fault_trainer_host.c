@@ -95,7 +95,7 @@ static ferry_status host_pass_next(ferry_trainer_context *ctx,
     }
     count = ferry_tensor_bytes(&item.tensor);
     t->yielded += count;
-    snprintf(what, sizeof(what), "parameter %s", item.name);
+    snprintf(what, sizeof(what), "yielding parameter %s", item.name);
     FERRY_TRY(
         fault__strike(&t->plan, &t->ground, FAULT__BYTE, first, count, what));
     if (fault__plan_take(&t->plan, FAULT__DROP, FAULT__BYTE, first, count)) {

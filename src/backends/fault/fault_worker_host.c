@@ -58,7 +58,8 @@ static ferry_status begin(fault__worker *w, size_t index, uint64_t count,
     if (w->plan.n == 0)
         return FERRY_OK;
     fault__plan_draw(&w->plan, declared_bytes(w));
-    snprintf(what, sizeof(what), "parameter %s", meta ? meta->name : "?");
+    snprintf(what, sizeof(what), "handing over parameter %s",
+             meta != NULL ? meta->name : "?");
     FERRY_TRY(fault__strike(&w->plan, &w->ground, FAULT__BYTE, out->first,
                             out->count, what));
     out->lost = (w->cut && w->cut_index == index) ||
