@@ -133,4 +133,5 @@ const ferry__route ferry__routes_info[] = {
     {"GET", "/version", 0, handle_version},
     {"GET", "/ferry/status", 0, handle_status},
     {"GET", "/ferry/", FERRY__ROUTE_OPEN, ferry__page_handle},
+    {"GET", "/ferry", FERRY__ROUTE_OPEN, ferry__page_handle},
     {NULL, NULL, 0, NULL}};

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
+import json
 import re
 import sys
 import time
@@ -185,6 +186,30 @@ def test_the_page_is_open_and_its_data_is_not(
         assert server.get("/ferry/status").code == 401
         assert server.get("/ferry/status", token="s3cret").code == 200
         assert server.get("/metrics").code == 401
+
+
+# ---- logs ----
+
+
+def test_logs_are_json_lines_where_asked_for(
+    models: list[Path], tmp_path: Path
+) -> None:
+    with Server(tmp_path, models[0], "--tensor-parallel-size", "2",
+                env={"FERRY_LOG_FORMAT": "json", "FERRY_LOG_LEVEL": "debug"}) as server:
+        assert server.post("/start_weight_update").code == 200
+        assert server.post("/update_weights", {"update_info": {}}).code == 409
+        server.stop()
+        lines = server.log().splitlines()
+    said = [line for line in lines if line.startswith("ferry: serving")]
+    assert len(said) == 1  # standard output, for whoever started it
+    records = [json.loads(line) for line in lines if line not in said]
+    assert records and all(
+        list(record) == ["time", "level", "message"] for record in records)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", r["time"])
+               for r in records)
+    failed = [r for r in records if "weight update failed" in r["message"]]
+    assert len(failed) == 1 and failed[0]["level"] == "error"
+    assert "init_weight_transfer_engine" in failed[0]["message"]
 
 
 # ---- metrics ----

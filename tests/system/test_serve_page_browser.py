@@ -75,6 +75,8 @@ def test_idle_page_has_all_there_is_to_know(
         assert [row[2] for row in rows] == ["step-2", "step-1"]
         browser.screenshot(SHOTS / "page-ready.png")
         assert browser.console == []
+        browser.open(server.url + "/ferry")
+        browser.wait_for(SHOWN)
     with chromium.Browser(tmp_path / "dark", dark=True, width=480) as browser:
         browser.open(server.url + "/ferry/")
         browser.wait_for(SHOWN)
