@@ -208,8 +208,9 @@ def test_logs_are_json_lines_where_asked_for(
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", r["time"])
                for r in records)
     failed = [r for r in records if "weight update failed" in r["message"]]
-    assert len(failed) == 1 and failed[0]["level"] == "error"
-    assert "init_weight_transfer_engine" in failed[0]["message"]
+    # Each of the ranks says it, and the API process.
+    assert sorted(r["level"] for r in failed) == ["error", "warn", "warn"]
+    assert all("init_weight_transfer_engine" in r["message"] for r in failed)
 
 
 # ---- metrics ----

@@ -206,7 +206,8 @@ def stop_within_update(server: Server, pusher: subprocess.Popen[str]) -> None:
     while time.monotonic() < deadline:
         running = server.status()["round"]
         if running and running["phase"] == "update" and (
-                0.3 < running["bytes_received"] / running["bytes_declared"] < 1):
+                0.3 * running["bytes_declared"] < running["bytes_received"]
+                < running["bytes_declared"]):
             pusher.send_signal(signal.SIGSTOP)
             return
         assert pusher.poll() is None, pusher.communicate()
