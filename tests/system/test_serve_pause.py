@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # ctest: timeout=240
-"""Updates of a paused fleet with requests waiting at its door, and answers
-that owe nothing to what older weights left in a cache (O-06, O-52)."""
+"""Updates of a paused fleet with requests waiting at its door, and what an
+answer owes to older weights: nothing where the cache was cleared, its own
+past where it was kept (O-06, O-52, O-53)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
@@ -102,6 +104,59 @@ def test_o52_no_answer_leans_on_what_older_weights_left(tmp_path: Path) -> None:
         assert cached == 0
         want = greedy(b, 12)
         assert tokens[: len(want)] == want
+
+
+def go_on(model: llama.Llama, ids: list[int], n: int) -> list[int]:
+    """Greedy tokens after ids, what the model has seen kept; up to the first
+    narrow choice."""
+    tokens: list[int] = []
+    while len(tokens) < n:
+        step = llama.choose(model.forward(ids)[-1].astype(np.float64))
+        if step.gap < 1e-2:
+            break
+        tokens.append(step.token)
+        ids = [step.token]
+    return tokens
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_o53_a_kept_request_goes_on_over_the_cache_that_was_asked_for(
+    clear: bool, tmp_path: Path
+) -> None:
+    a, b = make(tmp_path / "a", 1), make(tmp_path / "b", 2)
+    n = 480
+    with Server(tmp_path / "serve", a, "--kernel-format", "f32", "--threads",
+                "1", "--tensor-parallel-size", "2") as server:
+        for _ in range(10):
+            push(a, server.url, version="old")
+            with ThreadPoolExecutor(1) as pool:
+                job = pool.submit(server.generate, PROMPT, n)
+                time.sleep(0.05)
+                flag = "true" if clear else "false"
+                assert server.post(
+                    f"/pause?mode=keep&clear_cache={flag}").code == 200
+                held = server.status()["replicas"][0]["running"] == 1
+                push(b, server.url, version="new")
+                assert server.post("/resume").code == 200
+                choice = job.result(timeout=60)
+            spans = choice["weight_versions"]
+            if held and len(spans) == 2:
+                break
+    assert [s["version"] for s in spans] == ["old", "new"]
+    tokens, k = choice["token_ids"], spans[1]["start"]
+    old = llama.Llama(model_files.open_model(str(a)))
+    new = llama.Llama(model_files.open_model(str(b)))
+    if clear:
+        # Computed again, by the new weights alone.
+        want = go_on(new, PROMPT + tokens[:k], 12)
+    else:
+        # The past is the old weights', up to the last token, which no step
+        # had seen when the pause came.
+        old.forward(PROMPT + tokens[: k - 1])
+        old.w = new.w
+        want = go_on(old, tokens[k - 1 : k], 12)
+    assert len(want) > 2
+    assert tokens[k : k + len(want)] == want
 
 
 if __name__ == "__main__":
