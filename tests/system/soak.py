@@ -32,7 +32,7 @@ import stored  # noqa: E402
 # page, and its threads touch memory of their own once.
 WARM = 80
 # Memory may differ by a part in a hundred; small processes by some pages.
-PART, SLACK_KIB = 0.01, 160
+PART, SLACK_KIB = 0.01, 64
 ROUND_SECONDS = 10
 
 
@@ -119,24 +119,21 @@ class Soak:
         warm = min(WARM, self.rounds // 2)
         was: dict[str, Held] | None = None
         now: dict[str, Held] = {}
-        held_up = f"@{self.folder / 'trainer-fault'}"
         stall = self.folder / "trainer-fault"
+        stall.write_text(f"stall@start=1s,round={warm + 1}")
         self.process = self.push(
-            self.rounds + 1, held_up, ("--shared",) if shared else ())
+            self.rounds + 1, f"@{stall}", ("--shared",) if shared else ())
         for k in range(1, self.rounds + 1):
             line = self.process.stdout.readline()
             if not line:
                 raise Grew(f"round {k}: {self.process.communicate()[1]}")
-            status = json.loads(line)
-            if status["status"] != "OK":
+            if json.loads(line)["status"] != "OK":
                 raise Grew(f"round {k}: {line}")
-            if k == warm - 1 or k == self.rounds - 1:
-                stall.write_text("stall@start=700ms\n")
-            if k == warm or k == self.rounds:
-                time.sleep(0.3)
+            if k in (warm, self.rounds):
+                time.sleep(0.2)
                 found = self.settled(True, was)
                 was, now = was or found, found
-                stall.write_text("")
+                stall.write_text(f"stall@start=1s,round={self.rounds + 1}")
         code = self.process.wait(ROUND_SECONDS)
         if code != 0:
             raise Grew(f"the trainer ended with {code}")
