@@ -197,6 +197,7 @@ def test_it_says_when_the_server_is_gone(
             browser.wait_for(SHOWN)
             server.stop()
             browser.wait_for(says("No answer from the server"))
+            assert "Last known" in browser.text()
             browser.screenshot(SHOTS / "page-gone.png")
 
 
