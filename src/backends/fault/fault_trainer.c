@@ -64,7 +64,7 @@ static ferry_status plan_round(fault__trainer *t)
 static ferry_status strike_phase(fault__trainer *t, fault__where where,
                                  const char *what)
 {
-    return fault__strike(&t->plan, &t->ground, where, 0, 0, what);
+    return fault__strike(&t->plan, &t->ground, where, 0, 0, what, "");
 }
 
 static void trainer_destroy(void *self)
@@ -118,7 +118,7 @@ static ferry_status trainer_init(void *self)
     fault__trainer *t = self;
 
     FERRY_TRY(plan_round(t));
-    FERRY_TRY(strike_phase(t, FAULT__INIT, "init"));
+    FERRY_TRY(strike_phase(t, FAULT__INIT, "initialising"));
     return t->inner->init != NULL ? t->inner->init(t->self) : FERRY_OK;
 }
 
@@ -129,10 +129,10 @@ static ferry_status trainer_send(void *self, const void *payload,
 
     t->round++;
     FERRY_TRY(plan_round(t));
-    FERRY_TRY(strike_phase(t, FAULT__START, "start of the round"));
+    FERRY_TRY(strike_phase(t, FAULT__START, "starting the round"));
     FERRY_TRY(t->inner->send(t->self, payload, payload_count));
     FERRY_TRY(t->pending);
-    return strike_phase(t, FAULT__FINISH, "end of the round");
+    return strike_phase(t, FAULT__FINISH, "ending the round");
 }
 
 static void trainer_round_end(void *self, ferry_status result)

@@ -8,7 +8,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define POLL_MS 5
@@ -80,7 +79,6 @@ static ferry_status host_pass_next(ferry_trainer_context *ctx,
 {
     fault__trainer *t = of(ctx);
     const fault__rule *corrupt, *tear;
-    char what[320];
     ferry_item item;
     ferry_status st;
     uint64_t first = t->yielded, count;
@@ -95,9 +93,8 @@ static ferry_status host_pass_next(ferry_trainer_context *ctx,
     }
     count = ferry_tensor_bytes(&item.tensor);
     t->yielded += count;
-    snprintf(what, sizeof(what), "yielding parameter %s", item.name);
-    FERRY_TRY(
-        fault__strike(&t->plan, &t->ground, FAULT__BYTE, first, count, what));
+    FERRY_TRY(fault__strike(&t->plan, &t->ground, FAULT__BYTE, first, count,
+                            "yielding", item.name));
     if (fault__plan_take(&t->plan, FAULT__DROP, FAULT__BYTE, first, count)) {
         t->ended = true;
         return FERRY_DONE;
@@ -232,7 +229,7 @@ static void host_progress(ferry_trainer_context *ctx, uint64_t bytes)
     t->host->progress(t->ctx, bytes);
     t->sent += bytes;
     st = fault__strike(&t->plan, &t->ground, FAULT__SENT, first, bytes,
-                       "the bytes sent");
+                       "sending", "");
     if (st < 0)
         t->pending = st;
 }

@@ -244,8 +244,9 @@ static ferry_status delay_all(const fault__plan *plan, const fault__ground *g,
 
 ferry_status fault__strike(fault__plan *plan, const fault__ground *g,
                            fault__where where, uint64_t first, uint64_t count,
-                           const char *what)
+                           const char *what, const char *name)
 {
+    const char *of = name[0] != '\0' ? " parameter " : "";
     const fault__rule *r;
 
     if (plan->n == 0)
@@ -256,19 +257,19 @@ ferry_status fault__strike(fault__plan *plan, const fault__ground *g,
     if (r != NULL)
         FERRY_TRY(wait_ms(g, r->ms, what));
     if (fault__plan_take(plan, FAULT__STOP, where, first, count) != NULL) {
-        g->log(FERRY_LOG_INFO, "fault: %s stops at %s", g->side, what);
+        g->log(FERRY_LOG_INFO, "fault: %s stops while %s%s%s", g->side, what,
+               of, name);
         raise(SIGSTOP);
     }
     if (fault__plan_take(plan, FAULT__DIE, where, first, count) != NULL) {
-        g->log(FERRY_LOG_INFO, "fault: %s dies at %s", g->side, what);
+        g->log(FERRY_LOG_INFO, "fault: %s dies while %s%s%s", g->side, what, of,
+               name);
         raise(SIGKILL);
     }
     r = fault__plan_take(plan, FAULT__FAIL, where, first, count);
-    if (r != NULL && where <= FAULT__SENT)
-        return g->fail(FERRY_EIO, "fault: %s fails at byte %llu, %s", g->side,
-                       (unsigned long long)r->at, what);
     if (r != NULL)
-        return g->fail(FERRY_EIO, "fault: %s fails at %s", g->side, what);
+        return g->fail(FERRY_EIO, "fault: %s fails while %s%s%s", g->side, what,
+                       of, name);
     return FERRY_OK;
 }
 

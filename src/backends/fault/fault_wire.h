@@ -73,11 +73,11 @@ void fault__plan_draw(fault__plan *plan, uint64_t total);
 fault__rule *fault__plan_take(fault__plan *plan, fault__kind kind,
                               fault__where where, uint64_t first,
                               uint64_t count);
-/* What needs no bytes: delay, stall, stop, die, fail. `what` names
- * where it happens. */
+/* What needs no bytes: delay, stall, stop, die, fail. `what` says in the
+ * middle of what ("yielding"), `name` of which parameter; "" for a phase. */
 ferry_status fault__strike(fault__plan *plan, const fault__ground *ground,
                            fault__where where, uint64_t first, uint64_t count,
-                           const char *what);
+                           const char *what, const char *name);
 /* Flips the bit of a byte that the seed chooses. */
 void fault__flip(const fault__plan *plan, const fault__rule *rule,
                  unsigned char *byte);

@@ -60,7 +60,7 @@ static ferry_status plan_round(fault__worker *w)
 static ferry_status strike_phase(fault__worker *w, fault__where where,
                                  const char *what)
 {
-    return fault__strike(&w->plan, &w->ground, where, 0, 0, what);
+    return fault__strike(&w->plan, &w->ground, where, 0, 0, what, "");
 }
 
 static void worker_destroy(void *self)
@@ -109,7 +109,7 @@ static ferry_status worker_init(void *self, const void *init_info)
     fault__worker *w = self;
 
     FERRY_TRY(plan_round(w));
-    FERRY_TRY(strike_phase(w, FAULT__INIT, "init_transfer_engine"));
+    FERRY_TRY(strike_phase(w, FAULT__INIT, "initialising"));
     return w->inner->init_transfer_engine(w->self, init_info);
 }
 
@@ -119,7 +119,7 @@ static ferry_status worker_start(void *self)
 
     w->round++;
     FERRY_TRY(plan_round(w));
-    FERRY_TRY(strike_phase(w, FAULT__START, "start_weight_update"));
+    FERRY_TRY(strike_phase(w, FAULT__START, "starting the round"));
     return w->inner->start_weight_update(w->self);
 }
 
@@ -149,7 +149,7 @@ static ferry_status worker_finish(void *self)
 {
     fault__worker *w = self;
 
-    FERRY_TRY(strike_phase(w, FAULT__FINISH, "finish_weight_update"));
+    FERRY_TRY(strike_phase(w, FAULT__FINISH, "finishing the round"));
     return w->inner->finish_weight_update(w->self);
 }
 

@@ -8,7 +8,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#include <stdio.h>
 #include <string.h>
 
 static fault__worker *of(ferry_worker_context *ctx)
@@ -51,17 +50,15 @@ static ferry_status begin(fault__worker *w, size_t index, uint64_t count,
                           handing *out)
 {
     const ferry_param_meta *meta = meta_of(w, index);
-    char what[320];
 
     *out = (handing){w->bytes, count, false};
     w->bytes += count;
     if (w->plan.n == 0)
         return FERRY_OK;
     fault__plan_draw(&w->plan, declared_bytes(w));
-    snprintf(what, sizeof(what), "handing over parameter %s",
-             meta != NULL ? meta->name : "?");
     FERRY_TRY(fault__strike(&w->plan, &w->ground, FAULT__BYTE, out->first,
-                            out->count, what));
+                            out->count, "handing over",
+                            meta != NULL ? meta->name : ""));
     out->lost = (w->cut && w->cut_index == index) ||
                 fault__plan_take(&w->plan, FAULT__DROP, FAULT__BYTE, out->first,
                                  out->count) != NULL;
