@@ -55,6 +55,11 @@ ROUTES = {
     "update": b"/update_weights",
     "finish": b"/finish_weight_update",
 }
+# Of a fleet, the finish is two calls.
+FLEET_ROUTES = {
+    "prepare": b"/ferry/prepare_weight_update",
+    "commit": b"/ferry/commit_weight_update",
+}
 MATRIX_MARK = ("<!-- matrix: begin -->", "<!-- matrix: end -->")
 
 
@@ -73,6 +78,7 @@ class Life:
     kernel: str
     dp: int
     path: str
+    servers: int
 
     @staticmethod
     def draw(seed: int, number: int) -> "Life":
@@ -82,6 +88,7 @@ class Life:
             kernel=rng.choice(("bf16", "f32", "q8_0")),
             dp=rng.choice((1, 1, 2)),
             path=rng.choice(("auto", "ring", "cma", "shared")),
+            servers=(1, 1, 2)[number % 3],
         )
 
 
@@ -98,6 +105,7 @@ class Plan:
     checkpoint: int
     generate: bool
     packed: bool
+    host: int
 
     @staticmethod
     def draw(seed: int, number: int) -> "Plan":
@@ -131,11 +139,14 @@ class Plan:
         return Plan(
             process, phase, fault, rng.random(), rng.random() < 0.5,
             rng.randrange(2), rng.randrange(N_CHECKPOINTS),
-            rng.random() < 0.25, rng.random() < 0.3,
+            rng.random() < 0.25, rng.random() < 0.3, rng.randrange(2),
         )
 
-    def key(self) -> tuple[str, str, str]:
-        return self.process, self.phase, self.fault
+    def place(self, servers: int) -> str:
+        """The phase as the calls of such a round have it."""
+        if self.phase == "finish" and servers > 1:
+            return "prepare" if self.rank else "commit"
+        return self.phase
 
     def stop_seconds(self) -> float:
         """How long SIGSTOP lasts: short, or beyond the bounds."""
@@ -192,7 +203,7 @@ class Fixture:
         return self._want[key]
 
 
-class Running:
+class Host:
     """A server, the proxy before it, and what it must hold."""
 
     def __init__(self, life: Life, fixture: Fixture, folder: Path) -> None:
@@ -200,6 +211,7 @@ class Running:
         self.fault_file = folder / "fault"
         self.committed: tuple[str, int] | None = None  # label, checkpoint
         self.before: dict[int, Held] = {}
+        self.known: list[int] = []
         folder.mkdir(parents=True, exist_ok=True)
         self.open()
 
@@ -242,6 +254,22 @@ class Running:
         return self.server.log()[-1500:]
 
 
+class Running:
+    """One server, or a fleet of them."""
+
+    def __init__(self, life: Life, fixture: Fixture, folder: Path) -> None:
+        self.life, self.fixture = life, fixture
+        self.hosts = [Host(life, fixture, folder / f"server{i}")
+                      for i in range(life.servers)]
+
+    def host(self, plan: Plan) -> Host:
+        return self.hosts[plan.host % len(self.hosts)]
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.close()
+
+
 # ---- one round --------------------------------------------------------------
 
 
@@ -261,6 +289,8 @@ def last_line(text: str) -> str:
 class Round:
     def __init__(self, running: Running, plan: Plan, label: str) -> None:
         self.running, self.plan, self.label = running, plan, label
+        self.host = running.host(plan)
+        self.place = plan.place(len(running.hosts))
         self.process: subprocess.Popen[str] | None = None
         self.started = threading.Event()
         self.wakes: list[threading.Timer] = []
@@ -269,16 +299,16 @@ class Round:
     # -- faults
 
     def target(self) -> int:
-        plan, running = self.plan, self.running
+        plan, host = self.plan, self.host
         if plan.process == "trainer":
             self.started.wait(5)
             return self.process.pid
         if plan.process == "api":
-            return running.server.process.pid
+            return host.server.process.pid
         if plan.process == "spawner":
-            return running.spawner
-        ranks = children(running.spawner)
-        return ranks[plan.rank % len(ranks)] if ranks else running.spawner
+            return host.spawner
+        ranks = children(host.spawner)
+        return ranks[plan.rank % len(ranks)] if ranks else host.spawner
 
     def hit(self) -> None:
         pid = self.target()
@@ -305,7 +335,7 @@ class Round:
         """`stop@N` stops a process where only it knows when."""
         from processes import state
 
-        pids = [self.process.pid, *children(self.running.spawner)]
+        pids = [self.process.pid, *children(self.host.spawner)]
         deadline = time.monotonic() + PUSH_BOUND
         while time.monotonic() < deadline and self.process.poll() is None:
             for pid in pids:
@@ -325,7 +355,7 @@ class Round:
             more += ',"packed":true,"packed_buffer_size_bytes":65536'
         command = [
             FERRY, "push", str(running.fixture.path(plan.checkpoint)),
-            running.proxy.url, "--backend", "fault:ipc", "--weight-version",
+            *(host.proxy.url for host in running.hosts), "--backend", "fault:ipc", "--weight-version",
             self.label, "--init-info", TRAINER % more, "--timeout", "30",
         ]
         if running.life.path == "shared" or plan.reset:
@@ -343,7 +373,7 @@ class Round:
         deadline = time.monotonic() + PUSH_BOUND
         while not self.generated and time.monotonic() < deadline:
             try:
-                reply = self.running.server.post(
+                reply = self.host.server.post(
                     "/inference/v1/generate",
                     {"token_ids": [5, 6], "sampling_params":
                      {"max_tokens": 12, "temperature": 0,
@@ -354,7 +384,7 @@ class Round:
             self.generated.append(reply)
 
     def run(self) -> Outcome:
-        plan, running = self.plan, self.running
+        plan, host = self.plan, self.host
         setting = plan.setting()
         env = {**os.environ, "FERRY_LOG_LEVEL": "error"}
         watch = cut = None
@@ -362,15 +392,16 @@ class Round:
         if setting and plan.process == "trainer":
             env["FERRY_FAULT"] = setting
         elif setting:
-            running.set_fault(setting)
+            host.set_fault(setting)
         elif plan.phase in ROUTES:
             when = "asked" if plan.param < 0.5 else "answered"
-            watch = Watch(ROUTES[plan.phase], when, self.hit)
+            route = {**ROUTES, **FLEET_ROUTES}[self.place]
+            watch = Watch(route, when, self.hit)
         elif plan.process == "wire":
             up = plan.fault == "cut to the server"
             cut = Cut("up" if up else "down",
                       int(plan.param * (7000 if up else 1000)), plan.reset)
-        running.proxy.arm(watch, cut)
+        host.proxy.arm(watch, cut)
         started = time.monotonic()
         self.process = subprocess.Popen(
             self.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -392,8 +423,8 @@ class Round:
             self.process.communicate()
             raise Broken(f"the trainer did not end in {bound:.0f} s") from None
         seconds = time.monotonic() - started
-        running.proxy.arm()
-        running.set_fault("")
+        host.proxy.arm()
+        host.set_fault("")
         for timer in self.wakes:
             timer.join(10)
         return Outcome(self.process.returncode, last_line(said), seconds)
@@ -411,15 +442,15 @@ class Round:
         if out.code != 0 and not re.match(r"ferry push: \S+ .{8,} \(E[A-Z]+\)$", out.said):
             raise Broken(f"the trainer's answer names nothing: {out.said!r}")
 
-    def settle(self) -> dict[str, Any] | None:
-        """Waits for the server to be up with no call running."""
-        running = self.running
+    def settle(self, host: Host) -> dict[str, Any] | None:
+        """Waits for a server to be up with no call running; None when it is
+        gone, {} when it cannot start ranks any more."""
         deadline = time.monotonic() + CALL_BOUND + 5
         while True:
-            if running.server.process.poll() is not None:
+            if host.server.process.poll() is not None:
                 return None
             try:
-                reply = running.server.get("/ferry/status", timeout=5)
+                reply = host.server.get("/ferry/status", timeout=5)
                 replicas = reply.json["replicas"]
                 if reply.json["running_call"] is None and all(
                     r["up"] for r in replicas
@@ -431,59 +462,85 @@ class Round:
                 if self.plan.process == "spawner":
                     return {}
                 raise Broken("the server did not come back: "
-                             f"{reply.text[:300]} {running.tail()}")
+                             f"{reply.text[:300]} {host.tail()}")
             time.sleep(0.01)
 
-    def check_refuses(self, out: Outcome, health: dict[str, Any]) -> None:
+    def check_refuses(self, host: Host, out: Outcome,
+                      health: dict[str, Any]) -> str:
         """No replica serves: so says every answer, and why."""
-        plan, running = self.plan, self.running
-        reply = running.server.post(
+        plan = self.plan
+        reply = host.server.post(
             "/v1/completions", {"prompt": [1], "max_tokens": 1}, timeout=5)
         if reply.code != 503 or not reply.json["error"]["message"]:
             raise Broken(f"not ready, and answers {reply}")
         if out.code == 0 and plan.process not in ("rank", "spawner"):
             raise Broken(f"committed, but not ready: {health}")
-        out.after = "refuses (503)"
-        running.committed = None
+        host.committed = None
+        return "refuses (503)"
 
-    def check_served(self, one: tuple[str, int], serving: list[int]) -> bool:
-        running = self.running
-        want = running.fixture.want(one[1], running.life)
-        sums = running.server.checksums()
+    def check_served(self, host: Host, one: tuple[str, int],
+                     serving: list[int]) -> bool:
+        want = host.fixture.want(one[1], host.life)
+        sums = host.server.checksums()
         return all(
             sums[key] == want[key] for key in want
             if int(key.split(":")[0][2:]) in serving)
 
-    def check_weights(self, out: Outcome, status: dict[str, Any]) -> None:
+    def check_weights(self, host: Host, out: Outcome) -> str:
         """Every replica that serves holds one version, the last committed."""
-        running, plan = self.running, self.plan
-        health = running.server.get("/health", timeout=5).json
-        status = running.server.status()
+        plan = self.plan
+        health = host.server.get("/health", timeout=5).json
+        status = host.server.status()
         serving = [r["index"] for r in status["replicas"] if r["serving"]]
         new = (self.label, plan.checkpoint)
         if not health["ready"] and not health["reason"]:
             raise Broken(f"not ready without a reason: {status}")
         if not serving:
-            self.check_refuses(out, health)
-            return
-        allowed = [running.committed, new]
+            return self.check_refuses(host, out, health)
+        allowed = [host.committed, new]
         if out.code == 0:
             allowed = [new]
         elif plan.cannot_commit():
-            allowed = [running.committed]
+            allowed = [host.committed]
         label = status["weight_version"]
         for one in allowed:
             if one is not None and label == one[0]:
-                if not self.check_served(one, serving):
+                if not self.check_served(host, one, serving):
                     raise Broken(f"serves wrong bytes under {label}")
                 break
         else:
             raise Broken(f"serves {label}, allowed were {allowed}: "
                          f"{out.code} {out.said}")
-        out.after = "serves the new" if one == new else "serves the old"
-        if len(serving) < running.life.dp:
-            out.after = "one replica serves, one refuses"
-        running.committed = one
+        host.committed = one
+        if len(serving) < host.life.dp:
+            return "one replica serves, one refuses"
+        return "serves the new" if one == new else "serves the old"
+
+    def check_hosts(self, out: Outcome) -> list[Host]:
+        """Each server by itself, then all together. Answers who is gone."""
+        gone, states = [], []
+        for host in self.running.hosts:
+            status = self.settle(host)
+            if not status:
+                if self.plan.process not in ("api", "spawner") or (
+                        host is not self.host):
+                    raise Broken(f"a server ended: {host.tail()}")
+                gone.append(host)
+                states.append("gone" if status is None else "refuses (503)")
+            elif status["round"] is not None:
+                # Its trainer is gone without a word: the next one need not
+                # wait until the server finds out.
+                host.committed = None
+                states.append("waits, taken over by the next trainer")
+            else:
+                states.append(self.check_weights(host, out))
+        out.after = states[0] if len(set(states)) == 1 else " / ".join(states)
+        kinds = {state for state in states if state.startswith("serves")}
+        if len(kinds) > 1 and out.code != -signal.SIGKILL and (
+                "committed: " not in out.said):
+            raise Broken(f"the fleet is apart and nobody is told: {states} "
+                         f"{out.said}")
+        return gone
 
     def check_generated(self, label_before: str | None) -> None:
         deadline = time.monotonic() + PUSH_BOUND + CALL_BOUND
@@ -505,20 +562,20 @@ class Round:
                 raise Broken(f"generation refused without a word: {reply}")
 
 
-def check_left(running: Running, segments: set[str]) -> None:
+def check_left(segments: set[str]) -> None:
     if shm() - segments:
         raise Broken(f"left in /dev/shm: {shm() - segments}")
 
 
-def compare(running: Running) -> None:
+def compare(host: Host) -> None:
     """As after the first rounds of this life, for who still lives. A server
     is still filling its history then, so memory is only held to a bound here;
     soak.py holds it to a part in a hundred."""
     now = {}
     for _ in range(100):
-        now = {p: held(p) for p in running.pids() if alive(p)}
+        now = {p: held(p) for p in host.pids() if alive(p)}
         worse = [
-            (pid, was, now[pid]) for pid, was in running.before.items()
+            (pid, was, now[pid]) for pid, was in host.before.items()
             if pid in now and any(
                 b > a for a, b in zip(was.counts(), now[pid].counts()))
         ]
@@ -527,7 +584,7 @@ def compare(running: Running) -> None:
         time.sleep(0.05)
     if worse:
         raise Broken(f"leaks: {worse}")
-    for pid, was in running.before.items():
+    for pid, was in host.before.items():
         if pid in now and (
                 now[pid].private_kib > was.private_kib + MEMORY_SLACK_KIB):
             raise Broken(f"memory grew: {was} to {now[pid]}")
@@ -548,13 +605,12 @@ class Chaos:
     def good_round(self, name: str) -> None:
         """A round without a fault, after which all is well."""
         plan = Plan("none", "", "", 0.9, False, 0, len(name) % N_CHECKPOINTS,
-                    False, False)
+                    False, False, 0)
         one = Round(self.running, plan, name)
         out = one.run()
         if out.code != 0:
             raise Broken(f"a good round failed: {out.said}")
-        status = one.settle()
-        one.check_weights(out, status)
+        one.check_hosts(out)
 
     def begin_life(self, number: int) -> None:
         life = Life.draw(self.seed, number)
@@ -566,65 +622,53 @@ class Chaos:
     def warm(self) -> None:
         for i in range(4):
             self.good_round(f"warm-up {'x' * i}")
-        self.running.before = {
-            pid: held(pid) for pid in self.running.pids()}
+        for host in self.running.hosts:
+            host.before = {pid: held(pid) for pid in host.pids()}
 
     def end_life(self) -> None:
         if self.running is None:
             return
+        self.good_round("last")
+        for host in self.running.hosts:
+            compare(host)
         running, self.running = self.running, None
         running.close()
-        check_left(running, self.segments)
+        check_left(self.segments)
 
-    def reopen(self) -> None:
+    def reopen(self, host: Host) -> None:
         """After the API process or the spawner died."""
-        old = self.running
-        pids = old.pids()
-        old.proxy.close()
-        old.server.stop()
-        if not all_gone([p for p in pids if alive(p)], 10):
+        host.proxy.close()
+        host.server.stop()
+        if not all_gone(host.known, 10):
             raise Broken("ranks outlived the server")
-        check_left(old, self.segments)
-        old.open()
-        self.warm()
+        check_left(self.segments)
+        host.open()
 
     def round(self, k: int) -> None:
         plan, running = Plan.draw(self.seed, k), self.running
-        before = running.committed[0] if running.committed else None
-        known = running.pids()
         one = Round(running, plan, f"round {k}")
+        before = one.host.committed[0] if one.host.committed else None
+        for host in running.hosts:
+            host.known = host.pids()
         out = one.run()
         one.check_trainer(out)
-        status = one.settle()
+        gone = one.check_hosts(out)
         one.check_generated(before)
-        self.rows.setdefault(plan.key(), []).append((k, out))
-        if not status:
-            if plan.process not in ("api", "spawner"):
-                raise Broken(f"the server ended: {running.tail()}")
-            if not status == {} and not all_gone(known, 10):
-                raise Broken("ranks outlived the API process")
-            out.after = "gone" if status is None else "refuses (503)"
-            self.reopen()
-            return
-        if status["round"] is None:
-            one.check_weights(out, status)
-        else:
-            # Its trainer is gone without a word: the next one need not wait
-            # until the server finds out.
-            out.after = "waits, taken over by the next trainer"
-            running.committed = None
-        if out.after != "serves the new" or plan.process == "rank":
+        key = (plan.process, one.place, plan.fault)
+        self.rows.setdefault(key, []).append((k, out))
+        for host in gone:
+            self.reopen(host)
+        if gone:
+            self.warm()
+        elif out.after != "serves the new" or plan.process == "rank":
             self.good_round(f"after {k}")
-        check_left(running, self.segments)
+        check_left(self.segments)
 
     def run(self, rounds: range) -> None:
         life = None
         for k in rounds:
             try:
                 if k // LIFE != life:
-                    if self.running is not None:
-                        self.good_round("last")
-                        compare(self.running)
                     self.end_life()
                     life = k // LIFE
                     self.begin_life(life)
@@ -637,19 +681,18 @@ class Chaos:
                 ) from error
             if k % 100 == 99:
                 self.say(f"chaos: {k + 1} rounds")
-        self.good_round("last")
-        compare(self.running)
         self.end_life()
 
     def abandon(self) -> None:
         """After a failure: nothing of ours may stay."""
         if self.running is not None:
-            for pid in self.running.pids():
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            self.running.server.stop()
+            for host in self.running.hosts:
+                for pid in host.pids():
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
+                host.server.stop()
 
     def matrix(self) -> str:
         lines = ["| process | phase | fault | rounds | the trainer says | "
