@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A worker that is in a call answers every other call of the control plane
- * with FERRY_EBUSY, and the round goes on as if nobody had asked. */
+ * with FERRY_EBUSY, and the round goes on as if nobody had asked. A round in
+ * which nothing came is over once it is prepared. */
+#include "core/worker_state.h"
+#include "harness/fleet.h"
 #include "harness/solo.h"
 
 #include <ferry/ferry.h>
@@ -148,10 +151,51 @@ static void every_call_in_the_middle_of_one_is_busy(void **state)
     solo_close(&r);
 }
 
+/* H5: what a server of several ranks calls in place of prepare. */
+static void an_empty_round_ends_at_prepare(void **state)
+{
+    ferry_worker_options o = FERRY_WORKER_OPTIONS_INIT("probe");
+    toy_options t = {.kind = TOY_A};
+    bool ended = false;
+    solo r;
+
+    (void)state;
+    solo_open(&r, &o, &t);
+    ok(ferry_worker_init_transfer_engine(r.worker, "{}"));
+    ok(solo_round(&r, 1, "v1"));
+    ok(ferry_worker_start_weight_update(r.worker));
+    ok(ferry__worker_prepare_or_end(r.worker, &ended));
+    assert_true(ended);
+    assert_string_equal(fleet_status(r.worker, "weight_version"), "v1");
+    assert_int_equal(ferry_worker_commit_weight_update(r.worker, "v2"),
+                     FERRY_EORDER);
+    assert_null(toy_differs(r.toy, 1));
+
+    toy_checkpoint_fill(r.checkpoint, 2);
+    ok(ferry_worker_start_weight_update(r.worker));
+    ok(ferry_worker_update_weights(r.worker,
+                                   solo_update(&r, 0, r.checkpoint->count)));
+    ok(ferry__worker_prepare_or_end(r.worker, &ended));
+    assert_false(ended);
+    ok(ferry_worker_commit_weight_update(r.worker, "v2"));
+    assert_string_equal(fleet_status(r.worker, "weight_version"), "v2");
+    assert_null(toy_differs(r.toy, 2));
+
+    /* A round of which a part is missing fails there, too. */
+    ok(ferry_worker_start_weight_update(r.worker));
+    ok(ferry_worker_update_weights(
+        r.worker,
+        solo_update_of(&r, "model.layers.0.self_attn.q_proj.weight")));
+    assert_true(ferry__worker_prepare_or_end(r.worker, &ended) < 0);
+    assert_non_null(strstr(ferry_last_error(), "qkv_proj"));
+    solo_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_call_in_the_middle_of_one_is_busy),
+        cmocka_unit_test(an_empty_round_ends_at_prepare),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
