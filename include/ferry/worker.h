@@ -35,10 +35,15 @@ typedef struct ferry_worker_options {
     int64_t deadline_ms;     /* one round; 0 = 300000; the smaller of this and
                                 what init info says */
     int64_t no_progress_ms;  /* 0 = 60000 */
+    int32_t defer_threads;   /* quantise on so many background threads, at
+                                most 64, with 2 MiB × (2 × threads + 2) of
+                                buffers; 0 = while loading. The bytes are the
+                                same */
+    int32_t reserved;        /* 0 */
 } ferry_worker_options;
 #define FERRY_WORKER_OPTIONS_INIT(backend_name)                               \
     {sizeof(ferry_worker_options), (backend_name), FERRY_COMMIT_INPLACE,      \
-     0, 0, 0, 0, 0, 0, 0, 0, 0}
+     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 typedef struct ferry_worker ferry_worker;
 

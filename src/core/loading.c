@@ -12,6 +12,17 @@
 /* Few enough to go with every status. */
 #define SPANS_LIMIT 32
 
+static ferry_status deferral_open(ferry__loading *l, int32_t n_threads)
+{
+    if (n_threads == 0)
+        return FERRY_OK;
+    l->deferred_in =
+        ferry__alloc_array(l->model->n_params, sizeof(*l->deferred_in));
+    if (l->deferred_in == NULL)
+        return FERRY_ENOMEM;
+    return ferry__deferral_create(n_threads, &l->spans, &l->deferral);
+}
+
 ferry_status ferry__loading_create(const ferry__loading_options *options,
                                    ferry__loading **out)
 {
@@ -31,7 +42,8 @@ ferry_status ferry__loading_create(const ferry__loading_options *options,
     l->tied_heads = ferry__alloc_array(n, sizeof(*l->tied_heads));
     l->kernel = ferry__alloc_array(n, sizeof(*l->kernel));
     if (l->tied_heads == NULL || l->kernel == NULL ||
-        ferry__coverage_create(l->model, &l->coverage) < 0) {
+        ferry__coverage_create(l->model, &l->coverage) < 0 ||
+        deferral_open(l, options->defer_threads) < 0) {
         ferry__loading_destroy(&l);
         return FERRY_ENOMEM;
     }
@@ -58,6 +70,7 @@ static void batch_free(ferry__loading *l, ferry__batch *b)
 
 void ferry__loading_end(ferry__loading *l)
 {
+    ferry__loading_discard(l);
     while (l->first != NULL) {
         ferry__batch *next = l->first->next;
 
@@ -80,6 +93,7 @@ void ferry__loading_begin(ferry__loading *l, ferry__staging *staging)
     l->staging = staging;
     l->wrote = l->digests = l->promised = l->warned = false;
     l->kernel_any = l->kernel_whole = false;
+    l->update = 0;
     atomic_store(&l->bytes_declared, 0);
     atomic_store(&l->bytes_received, 0);
     atomic_store(&l->bytes_loaded, 0);
@@ -95,6 +109,8 @@ void ferry__loading_destroy(ferry__loading **loading)
         return;
     if (l->tied_heads != NULL)
         ferry__loading_end(l);
+    ferry__deferral_destroy(&l->deferral);
+    ferry__free(l->deferred_in);
     ferry__spans_destroy(&l->spans);
     ferry__coverage_destroy(&l->coverage);
     ferry__xxh3_destroy(l->scratch);
@@ -163,6 +179,7 @@ ferry_status ferry__loading_declare(ferry__loading *l,
     else
         l->first = b;
     l->last = b;
+    l->update++;
     atomic_fetch_add(&l->bytes_declared, b->manifest.total_bytes);
     atomic_fetch_add(&l->n_params, (uint64_t)count);
     return FERRY_OK;

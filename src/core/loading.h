@@ -18,6 +18,7 @@ typedef struct ferry__loading_options {
     const ferry_model *model; /* must outlive the loading */
     ferry__plan *plan;        /* likewise */
     uint64_t held_limit_bytes;
+    int32_t defer_threads; /* quantise on so many threads; 0: while loading */
     /* Called right before the first write of a round, when it goes to live
      * storage. */
     void (*before_live_write)(void *arg);
@@ -57,6 +58,9 @@ ferry_status ferry__loading_kernel_storage(ferry__loading *l, size_t param,
                                            bool whole, void **out_bytes,
                                            size_t *out_size);
 void ferry__loading_count_buffers(ferry__loading *l, int64_t bytes);
+/* Waits until what was deferred is done; idempotent. What asks about stored
+ * bytes (check, commit) comes after it. */
+void ferry__loading_drain(ferry__loading *l);
 /* The parameter being loaded, "" when none. */
 const char *ferry__loading_current(const ferry__loading *l);
 

@@ -37,8 +37,7 @@ void ferry__op_packed(const ferry__copy_op *op, ferry__copy_op *out)
     }
 }
 
-/* The op that packs the same source elements in box order. */
-static void pack_op(const ferry__copy_op *op, ferry__copy_op *out)
+void ferry__op_pack(const ferry__copy_op *op, ferry__copy_op *out)
 {
     ferry__op_packed(op, out);
     memcpy(out->dst_stride, out->src_stride, sizeof(out->dst_stride));
@@ -133,7 +132,7 @@ static ferry_status defer_piece(ferry__loading *l, const ferry__entry *e,
     ferry__copy_op pack;
 
     FERRY_TRY(hold_packed(l, e, landing));
-    pack_op(op, &pack);
+    ferry__op_pack(op, &pack);
     pack.dst_offset = landing->packed;
     ferry__copy_run(&pack, landing->held, src, landing->hash);
     landing->packed += ferry__op_numel(op);
@@ -195,6 +194,8 @@ static ferry_status land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
         break;
     }
     ferry__loading_before_write(l);
+    if (ferry__loading_defer(l, e->slot, op, src, landing->hash))
+        return FERRY_OK;
     ferry__copy_run(op, ferry__loading_base(l, e->slot), src, landing->hash);
     return FERRY_OK;
 }
@@ -204,8 +205,9 @@ ferry_status ferry__land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
                          const void *src)
 {
     int64_t from_ns = ferry__now_ns();
-    bool quantises =
-        op->dst_dtype == FERRY_DTYPE_Q8_0 && op->src_dtype != FERRY_DTYPE_Q8_0;
+    bool quantises = l->deferral == NULL &&
+                     op->dst_dtype == FERRY_DTYPE_Q8_0 &&
+                     op->src_dtype != FERRY_DTYPE_Q8_0;
     ferry_status st = land(l, b, a, entry, op, src);
 
     ferry__spans_add(&l->spans,

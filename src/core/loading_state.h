@@ -6,6 +6,7 @@
 #define FERRY_CORE_LOADING_STATE_H
 
 #include "core/coverage.h"
+#include "core/deferral.h"
 #include "core/loading.h"
 
 #define FERRY__STEP_INPUTS_MAX 16
@@ -87,6 +88,10 @@ struct ferry__loading {
     bool *kernel; /* per slot: handed to an in-place engine */
     bool kernel_any, kernel_whole;
     ferry__xxh3_state *scratch;
+    ferry__deferral *deferral; /* NULL: nothing is deferred */
+    void *defer_memory;        /* held while a round uses it */
+    uint32_t *deferred_in;     /* per slot: the update that last deferred */
+    uint32_t update;           /* 1, 2, … in the round */
 
     ferry__spans spans; /* of this round's work */
     _Atomic uint64_t bytes_declared, bytes_received, bytes_loaded, n_params;
@@ -133,5 +138,15 @@ bool ferry__loading_known(const ferry__loading *l, size_t i, char *buffer,
 
 /* The op with a source that is its own elements, packed in box order. */
 void ferry__op_packed(const ferry__copy_op *op, ferry__copy_op *out);
+/* The op that packs the same source elements in box order. */
+void ferry__op_pack(const ferry__copy_op *op, ferry__copy_op *out);
+
+/* Takes a box that goes to `slot` and must be quantised; `src` may be reused
+ * at once. False: it is not deferred, and the caller copies it now. */
+bool ferry__loading_defer(ferry__loading *l, size_t slot,
+                          const ferry__copy_op *op, const void *src,
+                          ferry__xxh3_state *hash);
+/* Drops what is not done yet: the round is over. */
+void ferry__loading_discard(ferry__loading *l);
 
 #endif

@@ -3,6 +3,7 @@
 #include "core/staging.h"
 
 #include "base/alloc.h"
+#include "core/copy.h"
 #include "core/load_plan.h"
 
 #include <string.h>
@@ -62,18 +63,31 @@ void *ferry__staging_slot(const ferry__staging *s, size_t slot)
     return s->memory + s->offsets[slot];
 }
 
+/* Past the cache where that pays: what is copied is read much later. */
+static void copy_slot(const ferry_param *p, void *dst, const void *src)
+{
+    ferry__copy_op op = {.ndim = 1,
+                         .shape = {(int64_t)ferry__slot_bytes(p)},
+                         .src_stride = {1},
+                         .dst_stride = {1},
+                         .src_dtype = FERRY_DTYPE_U8,
+                         .dst_dtype = FERRY_DTYPE_U8};
+
+    ferry__copy_run(&op, dst, src, NULL);
+}
+
 void ferry__staging_fill(const ferry__staging *s, size_t slot)
 {
     const ferry_param *p = &s->model->params[slot];
 
-    memcpy(ferry__staging_slot(s, slot), p->data, ferry__slot_bytes(p));
+    copy_slot(p, ferry__staging_slot(s, slot), p->data);
 }
 
 void ferry__staging_commit(const ferry__staging *s, size_t slot)
 {
     const ferry_param *p = &s->model->params[slot];
 
-    memcpy(p->data, ferry__staging_slot(s, slot), ferry__slot_bytes(p));
+    copy_slot(p, p->data, ferry__staging_slot(s, slot));
 }
 
 void ferry__staging_close(ferry__staging *s)

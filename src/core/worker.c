@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "core/deferral.h"
 #include <ferry/registry.h>
 
 #include <string.h>
@@ -101,6 +102,10 @@ static ferry_status copy_options(const ferry_worker_options *options,
                           "must be 0 or more",
                           (long long)o->deadline_ms,
                           (long long)o->no_progress_ms);
+    if (o->defer_threads < 0 || o->defer_threads > FERRY__DEFERRAL_MAX)
+        return ferry_fail(FERRY_EINVAL, "defer_threads is %d, possible are 0 "
+                                        "to %d",
+                          (int)o->defer_threads, FERRY__DEFERRAL_MAX);
     if (o->backend == NULL)
         return FERRY_OK;
     w->backend = ferry__strdup(o->backend);
@@ -128,6 +133,7 @@ static ferry_status target_open(ferry_worker *w, const ferry_model *model,
     lo.model = &t->model;
     lo.plan = t->plan;
     lo.held_limit_bytes = w->options.held_limit_bytes;
+    lo.defer_threads = w->options.defer_threads;
     lo.before_live_write = live_write;
     lo.arg = t;
     return ferry__loading_create(&lo, &t->loading);
@@ -222,8 +228,7 @@ void ferry_worker_destroy(ferry_worker **worker)
 
 bool ferry_worker_defers_processing(const ferry_worker *w)
 {
-    return w->ops != NULL &&
-           (w->ops->flags & FERRY_WORKER_DEFERS_PROCESSING) != 0;
+    return w->options.defer_threads > 0 || ferry__worker_engine_defers(w);
 }
 
 ferry_status ferry_worker_set_weight_version(ferry_worker *w,

@@ -256,11 +256,13 @@ ferry_status ferry_worker_update_weights(ferry_worker *w,
 
 /* ---- finish ---- */
 
+/* The engine's queues first: they feed the conversions. */
 static ferry_status drain(ferry_worker *w)
 {
-    if (!w->engine_started || w->ops->drain_pending == NULL)
-        return FERRY_OK;
-    return w->ops->drain_pending(w->self);
+    if (w->engine_started && w->ops->drain_pending != NULL)
+        FERRY_TRY(w->ops->drain_pending(w->self));
+    ferry__loading_drain(w->target->loading);
+    return FERRY_OK;
 }
 
 ferry_status ferry_worker_drain_pending(ferry_worker *w)
@@ -281,6 +283,7 @@ static ferry_status finish_engine(ferry_worker *w)
     FERRY_TRY(drain(w));
     if (w->engine_started)
         FERRY_TRY(w->ops->finish_weight_update(w->self));
+    ferry__loading_drain(w->target->loading);
     if (w->reload_open)
         return ferry_fail(FERRY_EINTERNAL,
                           "engine %s began a reload and never finalised it",

@@ -47,6 +47,7 @@ static ferry_status load_whole(ferry__target *t, const ferry_source *source)
     FERRY_TRY(source->ops->metadata(source->self, &params, &count));
     FERRY_TRY(ferry__loading_declare(t->loading, params, count));
     FERRY_TRY(load_items(t, source));
+    ferry__loading_drain(t->loading);
     return ferry__loading_check(t->loading, true);
 }
 

@@ -54,6 +54,13 @@ static inline bool ferry__worker_is_staged(const ferry_worker *w)
     return w->options.commit == FERRY_COMMIT_STAGED;
 }
 
+/* The engine's update returns before all was handed over. */
+static inline bool ferry__worker_engine_defers(const ferry_worker *w)
+{
+    return w->ops != NULL &&
+           (w->ops->flags & FERRY_WORKER_DEFERS_PROCESSING) != 0;
+}
+
 /* The table that engines are given. */
 const ferry_worker_host *ferry__worker_host(void);
 

@@ -171,7 +171,7 @@ static ferry_status receive(ferry_worker *w, const void *info)
     }
     FERRY_TRY(ferry__worker_engine_start(w));
     FERRY_TRY(w->ops->receive_weights(w->self, info));
-    if (ferry_worker_defers_processing(w))
+    if (ferry__worker_engine_defers(w))
         return FERRY_OK;
     return ferry__loading_check_whole(w->target->loading);
 }

@@ -95,6 +95,7 @@ static ferry_status rank_open(rank *r)
     wo.dp_size = o->dp_size;
     wo.deadline_ms = o->deadline_ms;
     wo.no_progress_ms = o->no_progress_ms;
+    wo.defer_threads = o->defer_threads;
     FERRY_TRY(ferry_worker_create(&wo, ferry__model_table(r->model), NULL,
                                   &r->worker));
     return load_weights(r);

@@ -44,6 +44,8 @@
     X(UNSYNCED, "serve-unsynced", "",                                          \
       "serve dummy weights before the first update")                           \
     X(FULL, "require-full", "", "refuse updates that leave weights out")       \
+    X(DEFER, "defer", "N",                                                     \
+      "quantise on N background threads of a rank [0: while loading]")         \
     X(SEQS, "max-num-seqs", "N", "requests run together [8]")                  \
     X(LEN, "max-model-len", "N", "longest context [2048 or the model's]")      \
     X(THREADS, "threads", "N", "compute threads of a rank [cores / ranks]")    \
@@ -225,6 +227,8 @@ static ferry_status read_flag(int id, const char *arg, ferry__serve_options *o)
                         &o->tp_size);
     case FLAG_DP:
         return read_i32("data-parallel-size", arg, 1, 64, &o->dp_size);
+    case FLAG_DEFER:
+        return read_i32("defer", arg, 0, 64, &o->defer_threads);
     case FLAG_SEQS:
         return read_i32("max-num-seqs", arg, 1, 256, &o->max_seqs);
     case FLAG_LEN:

@@ -35,6 +35,7 @@ typedef struct ferry__serve_options {
     int32_t max_seqs, max_len, threads; /* threads 0: share the cores */
     bool serve_unsynced;                /* random weights may be served */
     bool require_full;
+    int32_t defer_threads; /* of a rank; 0: quantise while loading */
     uint64_t seed;                       /* of dummy weights */
     int64_t deadline_ms, no_progress_ms; /* 0: the worker's defaults */
     int64_t max_body_bytes;

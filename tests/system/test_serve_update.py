@@ -365,5 +365,21 @@ def test_packed_and_shared_paths_store_the_same(tmp_path: Path) -> None:
             assert server.checksums() == expected(folder, 2, 1, "bf16"), extra
 
 
+@pytest.mark.parametrize("commit", ["inplace", "staged"])
+def test_e5_deferred_quantisation_stores_the_same(
+    tmp_path: Path, commit: str
+) -> None:
+    a, b = make(tmp_path / "a", 18, "qwen3", "padded"), make(
+        tmp_path / "b", 19, "qwen3", "padded")
+    with Server(tmp_path / "s", a, "--kernel-format", "q8_0", "--defer", "2",
+                "--commit", commit, "--tensor-parallel-size", "2") as server:
+        assert server.checksums() == expected(a, 2, 1, "q8_0")
+        for n, extra in enumerate([(), ("--shared",), ("--packed",),
+                                   ("--init-info", '{"path":"cma"}')]):
+            folder = [b, a][n % 2]
+            push(folder, server.url, version=str(n), extra=extra)
+            assert server.checksums() == expected(folder, 2, 1, "q8_0"), extra
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q", "-x", *sys.argv[1:]]))
