@@ -62,8 +62,7 @@ static void record_start(ferry__server *s, ferry_status st)
         (void)record(s, false, ferry_last_error());
 }
 
-void ferry__control_round_end(ferry__server *s, bool finished,
-                              const char *line)
+void ferry__control_round_end(ferry__server *s, bool finished, const char *line)
 {
     double ms, stop_ms;
 
@@ -209,10 +208,9 @@ static ferry_status not_ended(ferry__server *s)
     pthread_mutex_lock(&s->lock);
     running = s->running;
     pthread_mutex_unlock(&s->lock);
-    return ferry_fail(FERRY_ETIMEOUT,
-                      "abort_weight_update: %s has not ended within %d ms",
-                      running == NULL ? "a weight call" : running,
-                      ABORT_WAIT_MS);
+    return ferry_fail(
+        FERRY_ETIMEOUT, "abort_weight_update: %s has not ended within %d ms",
+        running == NULL ? "a weight call" : running, ABORT_WAIT_MS);
 }
 
 ferry_status ferry__control_abort(ferry__server *s)

@@ -16,8 +16,7 @@ ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st);
 /* Sets the label; no other effect. */
 void ferry__control_label(ferry__server *s, const char *version);
 /* As ferry__control_checksums, from inside a call. */
-ferry_status ferry__control_checksums_inside(ferry__server *s,
-                                             char **out_json);
+ferry_status ferry__control_checksums_inside(ferry__server *s, char **out_json);
 /* Between a prepare that worked and the end of the round. Any thread. */
 bool ferry__control_is_prepared(ferry__server *s);
 
