@@ -26,6 +26,9 @@ static const way ways[] = {
     {"ipc", NULL, "ipc, one call"},
     {"ipc", "\"packed\":true,\"packed_buffer_size_bytes\":4096",
      "ipc, chunked"},
+    /* The wrapper that does no wrong changes nothing. */
+    {"fault:memory", NULL, "memory, wrapped"},
+    {"fault:ipc", NULL, "ipc, wrapped"},
 };
 static const size_t n_ways = sizeof(ways) / sizeof(ways[0]);
 
