@@ -3,6 +3,7 @@
 """Rounds with faults, and what must hold after each.
 
   chaos.py [--rounds N] [--seed S]       N rounds (default 2000)
+  chaos.py --jobs J                      so many servers' lives side by side
   chaos.py --seed S --round K            round K of that run alone
   chaos.py ... --matrix FILE             also write the kill matrix into FILE
 
@@ -15,6 +16,7 @@ and nothing is left behind. A round that breaks this prints how to replay it.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
 import os
 import random
@@ -355,8 +357,9 @@ class Round:
             more += ',"packed":true,"packed_buffer_size_bytes":65536'
         command = [
             FERRY, "push", str(running.fixture.path(plan.checkpoint)),
-            *(host.proxy.url for host in running.hosts), "--backend", "fault:ipc", "--weight-version",
-            self.label, "--init-info", TRAINER % more, "--timeout", "30",
+            *(host.proxy.url for host in running.hosts),
+            "--backend", "fault:ipc", "--weight-version", self.label,
+            "--init-info", TRAINER % more, "--timeout", "30",
         ]
         if running.life.path == "shared" or plan.reset:
             command.append("--shared")
@@ -439,7 +442,8 @@ class Round:
             return
         if out.code not in (0, 1, 3):
             raise Broken(f"the trainer ended with {out.code}: {out.said}")
-        if out.code != 0 and not re.match(r"ferry push: \S+ .{8,} \(E[A-Z]+\)$", out.said):
+        words = r"ferry push: \S+ .{8,} \(E[A-Z]+\)$"
+        if out.code != 0 and not re.match(words, out.said):
             raise Broken(f"the trainer's answer names nothing: {out.said!r}")
 
     def settle(self, host: Host) -> dict[str, Any] | None:
@@ -694,26 +698,28 @@ class Chaos:
                         pass
                 host.server.stop()
 
-    def matrix(self) -> str:
-        lines = ["| process | phase | fault | rounds | the trainer says | "
-                 "slowest | the server afterwards | replay |",
-                 "|---|---|---|---|---|---|---|---|"]
-        for key in sorted(self.rows):
-            found = self.rows[key]
-            slow = max(found, key=lambda item: item[1].seconds)
-            k, out = next(
-                ((k, o) for k, o in found if o.code not in (0, -9)), slow)
-            said = out.said if out.code not in (0, -9) else (
-                "the round is right" if out.code == 0 else "(killed)")
-            said = re.sub(r"^ferry push: ", "", said)
-            said = re.sub(r"http://[0-9.:]+: ", "", said)
-            said = re.sub(r"\d{3,}|[0-9a-f]{16}", "N", said).replace("|", "/")
-            after = ", ".join(sorted({o.after for _, o in found}))
-            lines.append(
-                f"| {key[0]} | {key[1] or '-'} | {key[2] or '-'} | "
-                f"{len(found)} | {said[:150]} | {slow[1].seconds:.2f} s | "
-                f"{after} | `--seed {self.seed} --round {k}` |")
-        return "\n".join(lines) + "\n"
+
+def matrix(seed: int, rows: "Rows") -> str:
+    lines = ["| process | phase | fault | rounds | the trainer says | "
+             "slowest | the server afterwards | replay |",
+             "|---|---|---|---|---|---|---|---|"]
+    for key in sorted(rows):
+        found = rows[key]
+        slow = max(found, key=lambda item: item[1].seconds)
+        k, out = next(
+            ((k, o) for k, o in found if o.code not in (0, -9)), slow)
+        said = out.said if out.code not in (0, -9) else (
+            "the round is right" if out.code == 0 else "(killed)")
+        said = re.sub(r"^ferry push: ", "", said)
+        said = re.sub(r"http://[0-9.:]+: ", "", said)
+        said = re.sub(r"\b([0-9a-f]{16}|127[0-9.:]+|\d{3,})\b", "N", said)
+        said = said.replace("|", "/")
+        after = ", ".join(sorted({o.after for _, o in found}))
+        lines.append(
+            f"| {key[0]} | {key[1] or '-'} | {key[2] or '-'} | "
+            f"{len(found)} | {said[:150]} | {slow[1].seconds:.2f} s | "
+            f"{after} | `--seed {seed} --round {k}` |")
+    return "\n".join(lines) + "\n"
 
 
 def write_matrix(path: Path, text: str) -> None:
@@ -723,29 +729,65 @@ def write_matrix(path: Path, text: str) -> None:
     path.write_text(f"{head}{MATRIX_MARK[0]}\n{text}{MATRIX_MARK[1]}{tail}")
 
 
+Rows = dict[tuple[str, str, str], list[tuple[int, Outcome]]]
+
+
+def run_part(seed: int, first: int, last: int) -> tuple[str, int, Rows]:
+    """Some rounds in a process of their own: what broke, lives, rows."""
+    with tempfile.TemporaryDirectory(prefix="ferry-chaos-") as folder:
+        chaos = Chaos(seed, Path(folder), lambda _: None)
+        try:
+            chaos.run(range(first, last))
+        except Broken as error:
+            chaos.abandon()
+            return str(error), chaos.n_lives, chaos.rows
+    return "", chaos.n_lives, chaos.rows
+
+
+def run_parts(seed: int, rounds: range, jobs: int) -> tuple[str, int, Rows]:
+    """All rounds, whole lives side by side; ends at the first that broke."""
+    rows: Rows = {}
+    lives = done = 0
+    edges = sorted({rounds.start, rounds.stop, *(
+        k for k in rounds if k % (2 * LIFE) == 0)})
+    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+        parts = {pool.submit(run_part, seed, a, b): b - a
+                 for a, b in zip(edges, edges[1:])}
+        for part in concurrent.futures.as_completed(parts):
+            broke, n, found = part.result()
+            lives += n
+            done += parts[part]
+            for key, items in found.items():
+                rows.setdefault(key, []).extend(items)
+            if broke:
+                pool.shutdown(wait=False, cancel_futures=True)
+                return broke, lives, rows
+            print(f"chaos: {done} of {len(rounds)} rounds", flush=True)
+    for items in rows.values():
+        items.sort(key=lambda item: item[0])
+    return "", lives, rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--round", type=int)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=3)
     parser.add_argument("--matrix", type=Path)
     args = parser.parse_args()
     rounds = range(args.first, args.first + args.rounds)
     if args.round is not None:
         rounds = range(args.round, args.round + 1)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="ferry-chaos-") as folder:
-        chaos = Chaos(args.seed, Path(folder), lambda s: print(s, flush=True))
-        try:
-            chaos.run(rounds)
-        except Broken as error:
-            print(f"chaos: FAILED: {error}")
-            chaos.abandon()
-            return 1
-    text = chaos.matrix()
+    broke, lives, rows = run_parts(args.seed, rounds, args.jobs)
+    text = matrix(args.seed, rows)
     print(text, end="")
-    print(f"chaos: ok: {len(rounds)} rounds, {chaos.n_lives} servers' lives, "
+    if broke:
+        print(f"chaos: FAILED: {broke}")
+        return 1
+    print(f"chaos: ok: {len(rounds)} rounds, {lives} servers' lives, "
           f"seed {args.seed}, {time.monotonic() - started:.0f} s")
     if args.matrix:
         write_matrix(args.matrix, text)
