@@ -163,9 +163,9 @@ static ferry_status fail_in_part(const call *c, const job *first,
         status = ferry_fail(first->status, "replica %zu: %s", first->index,
                             first->line);
     else
-        status = ferry_fail(first->status, "%s: %s; not: %s: replica %zu: %s",
-                            done, did.data, did_not.data, first->index,
-                            first->line);
+        status =
+            ferry_fail(first->status, "%s: %s; not: %s: replica %zu: %s", done,
+                       did.data, did_not.data, first->index, first->line);
     ferry__str_free(&did);
     ferry__str_free(&did_not);
     return status;

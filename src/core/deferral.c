@@ -36,8 +36,9 @@ ferry_status ferry__deferral_create(int32_t n_threads, ferry__spans *spans,
     ferry__deferral *d;
 
     if (n_threads < 1 || n_threads > FERRY__DEFERRAL_MAX)
-        return ferry_fail(FERRY_EINVAL, "defer_threads is %d, possible are 1 "
-                                        "to %d",
+        return ferry_fail(FERRY_EINVAL,
+                          "defer_threads is %d, possible are 1 "
+                          "to %d",
                           (int)n_threads, FERRY__DEFERRAL_MAX);
     d = ferry__alloc(sizeof(*d));
     if (d == NULL)

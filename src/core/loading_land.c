@@ -205,8 +205,7 @@ ferry_status ferry__land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
                          const void *src)
 {
     int64_t from_ns = ferry__now_ns();
-    bool quantises = l->deferral == NULL &&
-                     op->dst_dtype == FERRY_DTYPE_Q8_0 &&
+    bool quantises = l->deferral == NULL && op->dst_dtype == FERRY_DTYPE_Q8_0 &&
                      op->src_dtype != FERRY_DTYPE_Q8_0;
     ferry_status st = land(l, b, a, entry, op, src);
 

@@ -103,8 +103,9 @@ static ferry_status copy_options(const ferry_worker_options *options,
                           (long long)o->deadline_ms,
                           (long long)o->no_progress_ms);
     if (o->defer_threads < 0 || o->defer_threads > FERRY__DEFERRAL_MAX)
-        return ferry_fail(FERRY_EINVAL, "defer_threads is %d, possible are 0 "
-                                        "to %d",
+        return ferry_fail(FERRY_EINVAL,
+                          "defer_threads is %d, possible are 0 "
+                          "to %d",
                           (int)o->defer_threads, FERRY__DEFERRAL_MAX);
     if (o->backend == NULL)
         return FERRY_OK;

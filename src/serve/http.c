@@ -305,13 +305,12 @@ static ferry_status open_tls(ferry__server *s)
 
 static struct MHD_Daemon *start_daemon(ferry__server *s, int fd)
 {
-    unsigned int flags =
-        MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD |
-        MHD_USE_POLL | MHD_USE_ITC | MHD_USE_ERROR_LOG;
-    struct MHD_OptionItem tls[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, s->tls_cert},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls_key},
-        {MHD_OPTION_END, 0, NULL}};
+    unsigned int flags = MHD_USE_THREAD_PER_CONNECTION |
+                         MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL |
+                         MHD_USE_ITC | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, s->tls_cert},
+                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, s->tls_key},
+                                   {MHD_OPTION_END, 0, NULL}};
 
     if (s->tls_cert != NULL)
         flags |= MHD_USE_TLS;

@@ -24,9 +24,10 @@ typedef struct ferry__exchange {
 
 typedef void (*ferry__handler)(ferry__exchange *x);
 
-#define FERRY__ROUTE_WEIGHT 0x1u /* exists only with a backend; takes the \
+#define FERRY__ROUTE_WEIGHT                                                    \
+    0x1u                       /* exists only with a backend; takes the \
                                     weight token where there is one */
-#define FERRY__ROUTE_OPEN   0x2u /* no token asked */
+#define FERRY__ROUTE_OPEN 0x2u /* no token asked */
 
 typedef struct ferry__route {
     const char *method, *path;

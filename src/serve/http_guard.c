@@ -131,8 +131,8 @@ void ferry__http_guard_notify(void *cls, struct MHD_Connection *c,
 
 static ferry__guarded *find(struct MHD_Connection *connection)
 {
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(
-        connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
 
     return info == NULL ? NULL : info->socket_context;
 }
@@ -168,8 +168,8 @@ void ferry__http_guard_handling(ferry__http_guard *g, struct MHD_Connection *c)
     rearm(g, c, 0);
 }
 
-void ferry__http_guard_answering(ferry__http_guard *g,
-                                 struct MHD_Connection *c, size_t bytes)
+void ferry__http_guard_answering(ferry__http_guard *g, struct MHD_Connection *c,
+                                 size_t bytes)
 {
     rearm(g, c, bound_ns(g, bytes));
 }

@@ -37,11 +37,10 @@ void ferry__http_guard_notify(void *cls, struct MHD_Connection *c,
 void ferry__http_guard_body(ferry__http_guard *g, struct MHD_Connection *c,
                             size_t bytes);
 /* The request is whole: no bound while it is handled. */
-void ferry__http_guard_handling(ferry__http_guard *g,
-                                struct MHD_Connection *c);
+void ferry__http_guard_handling(ferry__http_guard *g, struct MHD_Connection *c);
 /* An answer of `bytes` goes out. */
-void ferry__http_guard_answering(ferry__http_guard *g,
-                                 struct MHD_Connection *c, size_t bytes);
+void ferry__http_guard_answering(ferry__http_guard *g, struct MHD_Connection *c,
+                                 size_t bytes);
 /* The exchange is over: the next request may take its time anew. */
 void ferry__http_guard_next(ferry__http_guard *g, struct MHD_Connection *c);
 

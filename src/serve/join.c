@@ -107,8 +107,8 @@ static ferry_status check_alike(ferry__server *s, const json_t *manifest)
         json_string_value(json_object_get(manifest, "architecture"));
     const char *their_kernel =
         json_string_value(json_object_get(manifest, "kernel_format"));
-    json_int_t tp = json_integer_value(
-        json_object_get(manifest, "tensor_parallel_size"));
+    json_int_t tp =
+        json_integer_value(json_object_get(manifest, "tensor_parallel_size"));
     char there[24], here[24];
 
     if (their_arch == NULL || strcmp(arch, their_arch) != 0)
@@ -165,8 +165,8 @@ static ferry_status check_digests(ferry__join *j)
     char *text = NULL;
     ferry_status st;
 
-    FERRY_TRY(ask_json(j, "/weight_checker", "{\"action\":\"checksum\"}",
-                       &reply));
+    FERRY_TRY(
+        ask_json(j, "/weight_checker", "{\"action\":\"checksum\"}", &reply));
     st = ferry__control_checksums_inside(j->server, &text);
     if (st == FERRY_OK)
         st = ferry__json_parse("digests", text, strlen(text), &ours);

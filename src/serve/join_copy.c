@@ -81,8 +81,7 @@ static ferry_status copy_span(ferry__join *j, json_int_t content, int32_t rank,
     else {
         ferry__str_append_n(&frame, (const char *)span, sizeof *span);
         ferry__str_append_n(&frame, bytes.data, bytes.length);
-        st = frame.failed ? FERRY_ENOMEM
-                          : write_all(j->server, rank, &frame);
+        st = frame.failed ? FERRY_ENOMEM : write_all(j->server, rank, &frame);
     }
     ferry__str_free(&frame);
     ferry__str_free(&bytes);
@@ -139,7 +138,6 @@ ferry_status ferry__join_copy(ferry__join *j, const json_t *manifest)
     const json_t *ranks = json_object_get(manifest, "ranks");
 
     for (int32_t i = 0; i < j->server->options->tp_size; i++)
-        FERRY_TRY(
-            copy_rank(j, content, i, json_array_get(ranks, (size_t)i)));
+        FERRY_TRY(copy_rank(j, content, i, json_array_get(ranks, (size_t)i)));
     return FERRY_OK;
 }

@@ -54,14 +54,13 @@ static ferry_status read_span(const ferry_model *model, const void *body,
     if (out->size_bytes > FERRY__SHARE_SPAN_MAX ||
         out->offset > shared_bytes(&model->params[out->param]) ||
         out->size_bytes > stored - out->offset)
-        return ferry_fail(FERRY_EINVAL,
-                          "parameter %s: %llu bytes at %llu; there are %llu "
-                          "from it on, and a span has at most %llu",
-                          model->params[out->param].name,
-                          (unsigned long long)out->size_bytes,
-                          (unsigned long long)out->offset,
-                          (unsigned long long)stored,
-                          (unsigned long long)FERRY__SHARE_SPAN_MAX);
+        return ferry_fail(
+            FERRY_EINVAL,
+            "parameter %s: %llu bytes at %llu; there are %llu "
+            "from it on, and a span has at most %llu",
+            model->params[out->param].name, (unsigned long long)out->size_bytes,
+            (unsigned long long)out->offset, (unsigned long long)stored,
+            (unsigned long long)FERRY__SHARE_SPAN_MAX);
     return FERRY_OK;
 }
 

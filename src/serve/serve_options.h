@@ -27,7 +27,7 @@ typedef struct ferry__serve_options {
     int32_t per_address;            /* connections of one address */
     const char *join;               /* NULL, or the server to copy from */
     const char *join_key, *join_ca; /* its token and CA; may be NULL */
-    char *backend;           /* owned; NULL: no weight routes */
+    char *backend;                  /* owned; NULL: no weight routes */
     ferry__load_format load_format;
     ferry_dtype kernel;
     ferry_commit commit;
@@ -36,7 +36,7 @@ typedef struct ferry__serve_options {
     bool serve_unsynced;                /* random weights may be served */
     bool require_full;
     int32_t defer_threads; /* of a rank; 0: quantise while loading */
-    uint64_t seed;                       /* of dummy weights */
+    uint64_t seed;         /* of dummy weights */
     int64_t deadline_ms, no_progress_ms; /* 0: the worker's defaults */
     int64_t max_body_bytes;
     bool help;

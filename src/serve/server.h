@@ -29,7 +29,7 @@ typedef struct ferry__replica {
     pthread_t thread;
     bool thread_started;
 
-    pthread_mutex_t step_io; /* one exchange on the step sockets at a time */
+    pthread_mutex_t step_io;   /* one exchange on the step sockets at a time */
     pthread_mutex_t step_turn; /* who holds it is the next to get step_io */
 
     pthread_mutex_t lock; /* all below */
@@ -67,8 +67,8 @@ typedef struct ferry__server {
     pthread_mutex_t ending; /* an abort or a commit is on its way to all ranks:
                                never both, or they would end apart */
     /* under control */
-    bool round_open;      /* between start and the round's end */
-    bool gates_for_round; /* closed by an in-place round */
+    bool round_open;            /* between start and the round's end */
+    bool gates_for_round;       /* closed by an in-place round */
     uint64_t prepared_restarts; /* of all replicas, at prepare */
 
     pthread_mutex_t lock; /* all below */

@@ -104,13 +104,12 @@ static void reply_manifest(ferry__exchange *x, ferry__replica *r,
         ferry__reply_error(x, 500, NULL, "%s", ferry_last_error());
     else
         ferry__reply_json(
-            x, json_pack("{s:I,s:s?,s:s,s:s,s:i,s:o}", "content",
-                         (json_int_t)content, "weight_version", version,
-                         "architecture",
-                         ferry__arch_name(x->server->config->arch),
-                         "kernel_format", ferry__kernel_name(o->kernel),
-                         "tensor_parallel_size", (int)o->tp_size, "ranks",
-                         ranks));
+            x,
+            json_pack("{s:I,s:s?,s:s,s:s,s:i,s:o}", "content",
+                      (json_int_t)content, "weight_version", version,
+                      "architecture", ferry__arch_name(x->server->config->arch),
+                      "kernel_format", ferry__kernel_name(o->kernel),
+                      "tensor_parallel_size", (int)o->tp_size, "ranks", ranks));
     ferry__free(version);
 }
 
@@ -139,11 +138,10 @@ static void handle_weights(ferry__exchange *x)
     ferry__replica *r;
     char reason[512];
 
-    if (!manifest &&
-        !(number(x, "at", &at) && number(x, "rank", &rank) &&
-          number(x, "param", &span.param) &&
-          number(x, "offset", &span.offset) &&
-          number(x, "size", &span.size_bytes)))
+    if (!manifest && !(number(x, "at", &at) && number(x, "rank", &rank) &&
+                       number(x, "param", &span.param) &&
+                       number(x, "offset", &span.offset) &&
+                       number(x, "size", &span.size_bytes)))
         return;
     if (rank >= (uint64_t)x->server->options->tp_size) {
         ferry__reply_error(x, 400, "query.rank", "rank %llu of %d",

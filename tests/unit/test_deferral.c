@@ -321,9 +321,13 @@ static void big_close(big *b)
 }
 
 static const ferry_param_meta big_metas[] = {
-    {.name = "plain", .dtype = FERRY_DTYPE_F32, .ndim = 2,
+    {.name = "plain",
+     .dtype = FERRY_DTYPE_F32,
+     .ndim = 2,
      .shape = {ROWS, COLS}},
-    {.name = "turned", .dtype = FERRY_DTYPE_F32, .ndim = 2,
+    {.name = "turned",
+     .dtype = FERRY_DTYPE_F32,
+     .ndim = 2,
      .shape = {3072, COLS}},
 };
 

@@ -203,14 +203,15 @@ static void open_scene(scene *s, const ferry_client_ops *last, const char *info)
     ferry_client clients[N];
 
     for (int i = 0; i < N; i++) {
-        snprintf(s->peers[i].url, sizeof(s->peers[i].url), "http://%c", 'x' + i);
-        clients[i] = (ferry_client){i == N - 1 ? last : &peer_ops,
-                                    &s->peers[i]};
+        snprintf(s->peers[i].url, sizeof(s->peers[i].url), "http://%c",
+                 'x' + i);
+        clients[i] =
+            (ferry_client){i == N - 1 ? last : &peer_ops, &s->peers[i]};
     }
     assert_int_equal(ferry_client_fanout(clients, N, &s->client), FERRY_OK);
-    assert_int_equal(ferry_trainer_init_dict("hands", info, &s->client, NULL,
-                                             &s->trainer),
-                     FERRY_OK);
+    assert_int_equal(
+        ferry_trainer_init_dict("hands", info, &s->client, NULL, &s->trainer),
+        FERRY_OK);
 }
 
 static ferry_status push(scene *s, const char *version)
