@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ctest: timeout=240 serial labels=no_asan
+# ctest: timeout=240 serial labels=no_asan,no_tsan
 """The soak, short: after the server has filled what it keeps, more rounds
 add nothing to either end (O-59). scripts/deep runs the long one."""
 
