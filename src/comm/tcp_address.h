@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Listening, connecting and accepting over TCP, IPv4 and IPv6.
+ * A host is a name or a literal: 10.0.0.1, ::1, [::1], fe80::1%eth0.
+ * Invariant: sockets are non-blocking and close-on-exec, every wait is
+ * bounded, and every message names host:port, IPv6 in brackets. */
+#ifndef FERRY_COMM_TCP_ADDRESS_H
+#define FERRY_COMM_TCP_ADDRESS_H
+
+#include "base/socket.h"
+
+#define FERRY__TCP_HOST_BYTES 256
+#define FERRY__TCP_TEXT_BYTES (FERRY__TCP_HOST_BYTES + 16)
+
+/* Writes host:port, "[::1]:80" for IPv6. Returns buffer. */
+const char *ferry__tcp_text(char buffer[FERRY__TCP_TEXT_BYTES],
+                            const char *host, int32_t port);
+/* Listens; "" or NULL as host is every address. Port 0 picks one, which
+ * *out_port tells. A port that is taken: FERRY_ECONN, at once. */
+ferry_status ferry__tcp_listen(const char *host, int32_t port, int *out_fd,
+                               int32_t *out_port);
+/* Tries every address of the host. A refusal is tried again until the
+ * deadline: the listener may be about to come. Names are looked up by the
+ * system's resolver, which has bounds of its own. */
+ferry_status ferry__tcp_connect(const char *host, int32_t port,
+                                const ferry__waiter *w, int *out_fd);
+/* One connection that waits at the listener, or FERRY_DONE. */
+ferry_status ferry__tcp_accept(int listener, int *out_fd);
+
+#endif
