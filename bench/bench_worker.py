@@ -147,7 +147,10 @@ def q8_0_update(report: Report, work: Path, folder: Path, rounds: int,
     rows = [t.f32() for t in
             model_files.open_model(str(folder)).tensors.values()
             if t.array.ndim == 2]
-    out = np.zeros(max(r.size for r in rows) // 32 * 34, dtype=np.uint8)
+    # Each to a place of its own, as a rank stores them.
+    outs = [np.zeros(r.size // 32 * 34, dtype=np.uint8) for r in rows]
+    for out in outs:
+        out.fill(1)
     ours, limits, inside = [], [], []
     with serve(work, f"q8{dtype}", folder, "--kernel-format", "q8_0",
                "--threads", "1") as server, \
@@ -155,7 +158,7 @@ def q8_0_update(report: Report, work: Path, folder: Path, rounds: int,
         trainer.tell("send 1")
         for _ in range(rounds):
             began = time.perf_counter()
-            for row in rows:
+            for row, out in zip(rows, outs):
                 quantise(row, out)
             limits.append((time.perf_counter() - began) * 1e3)
             stats = trainer.tell("send 1")[0]
