@@ -28,7 +28,9 @@ static ferry__replica *hold(ferry__server *s, uint64_t *out_content,
             found = r;
         } else {
             snprintf(reason, size, "%s",
-                     r->gates > 0 ? "a weight update is writing" : r->reason);
+                     r->gates > 0
+                         ? "a weight update is writing, or it is paused"
+                         : r->reason);
         }
         pthread_mutex_unlock(&r->lock);
     }
