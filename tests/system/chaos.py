@@ -517,7 +517,7 @@ class Round:
                          f"{out.code} {out.said}")
         host.committed = one
         if len(serving) < host.life.dp:
-            return "one replica serves, one refuses"
+            return "one replica serves and one refuses"
         return "serves the new" if one == new else "serves the old"
 
     def await_refusal(self, host: Host) -> None:
@@ -556,10 +556,10 @@ class Round:
                 # Its trainer is gone without a word: the next one need not
                 # wait until the server finds out.
                 host.committed = None
-                states.append("waits, taken over by the next trainer")
+                states.append("waits and is taken over by the next trainer")
             else:
                 states.append(self.check_weights(host, out))
-        out.after = states[0] if len(set(states)) == 1 else " / ".join(states)
+        out.after = " / ".join(sorted(set(states)))
         kinds = {state for state in states if state.startswith("serves")}
         if len(kinds) > 1 and out.code != -signal.SIGKILL and (
                 "committed: " not in out.said):
@@ -737,7 +737,7 @@ def matrix(seed: int, rows: "Rows") -> str:
         said = re.sub(r"http://[0-9.:]+: ", "", said)
         said = re.sub(r"\b([0-9a-f]{16}|127[0-9.:]+|\d{3,})\b", "N", said)
         said = said.replace("|", "/")
-        after = ", ".join(sorted({o.after for _, o in found}))
+        after = "; ".join(sorted({o.after for _, o in found}))
         lines.append(
             f"| {key[0]} | {key[1] or '-'} | {key[2] or '-'} | "
             f"{len(found)} | {said[:150]} | {slow[1].seconds:.2f} s | "
