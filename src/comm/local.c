@@ -4,6 +4,7 @@
  * Invariant: all ranks count the same steps in the same order, whatever they
  * give or take in them, and sums are made in rank order. */
 #include "comm/local_segment.h"
+#include "comm/reduce.h"
 
 #include "base/alloc.h"
 #include "base/log.h"
@@ -133,40 +134,6 @@ static ferry_status local_broadcast(ferry__comm *comm, void *bytes,
     return status < 0 ? ferry__local_break(c, status) : FERRY_OK;
 }
 
-/* out[i] = out[i] op in[i]. Integers wrap; MAX keeps the earlier of two that
- * do not compare, so NaN handling is the same on all ranks. */
-#define REDUCE_LOOP(type, sum_type)                                            \
-    do {                                                                       \
-        type *o = out;                                                         \
-        const type *x = in;                                                    \
-        if (op == FERRY__REDUCE_SUM) {                                         \
-            for (size_t i = 0; i < count; i++)                                 \
-                o[i] = (type)((sum_type)o[i] + (sum_type)x[i]);                \
-        } else {                                                               \
-            for (size_t i = 0; i < count; i++)                                 \
-                o[i] = x[i] > o[i] ? x[i] : o[i];                              \
-        }                                                                      \
-    } while (0)
-
-static void reduce_into(void *out, const void *in, size_t count,
-                        ferry_dtype dtype, ferry__reduce_op op)
-{
-    switch (dtype) {
-    case FERRY_DTYPE_F32:
-        REDUCE_LOOP(float, float);
-        break;
-    case FERRY_DTYPE_F64:
-        REDUCE_LOOP(double, double);
-        break;
-    case FERRY_DTYPE_I32:
-        REDUCE_LOOP(int32_t, uint32_t);
-        break;
-    default:
-        REDUCE_LOOP(int64_t, uint64_t);
-        break;
-    }
-}
-
 typedef struct reduction {
     ferry_dtype dtype;
     ferry__reduce_op op;
@@ -180,8 +147,8 @@ static void reduce_slots(const local__comm *c, const reduction *r, void *out,
 {
     copy_bytes(out, ferry__local_slot(c, 0, c->step) + at, size_bytes);
     for (int32_t q = 1; q < c->base.world_size; q++)
-        reduce_into(out, ferry__local_slot(c, q, c->step) + at,
-                    size_bytes / r->elem_bytes, r->dtype, r->op);
+        ferry__reduce_into(out, ferry__local_slot(c, q, c->step) + at,
+                           size_bytes / r->elem_bytes, r->dtype, r->op);
 }
 
 /* Fills and posts this rank's slot and waits for all others' of this step. */

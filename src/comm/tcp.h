@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The provider `tcp`: a group over plain sockets, for links without RDMA.
+ * Every pair of ranks has three connections: collectives, send and receive,
+ * and control (failures, abort). The secret is sent in clear: it keeps out
+ * who does not know it, not who can listen to the network; where that
+ * matters, run the group through a tunnel.
+ * Invariant: no byte of a collective moves to or from a peer that has not
+ * shown the secret, the protocol version and the same group. */
+#ifndef FERRY_COMM_TCP_H
+#define FERRY_COMM_TCP_H
+
+#include "comm/comm.h"
+
+#define FERRY__COMM_TCP_VERSION 1
+#define FERRY__COMM_TCP_WORLD   128
+#define FERRY__COMM_TCP_SECRET  64
+
+typedef struct ferry__comm_tcp_member {
+    char host[256]; /* address that the others connect to */
+    int32_t port;
+    uint64_t host_id; /* equal: one machine, the links between are cheap */
+} ferry__comm_tcp_member;
+
+typedef struct ferry__comm_tcp_options {
+    int32_t rank, world_size;
+    uint64_t generation; /* a peer of another generation is refused */
+    const char *secret;  /* 1 to 64 characters, agreed beforehand */
+    /* By rank; copied. Own host and port are not used. */
+    const ferry__comm_tcp_member *members;
+    /* A call in which no byte moves for so long fails with
+     * FERRY_ENOPROGRESS; 0: only the call's own timeout bounds. */
+    int64_t no_progress_ms;
+} ferry__comm_tcp_options;
+
+/* Meets all others; `listener` (ferry__tcp_listen) stays the caller's and
+ * may be closed afterwards. A stranger that connects is refused and the wait
+ * goes on; FERRY_ETIMEOUT names the first rank that did not come. */
+ferry_status ferry__comm_tcp_open(const ferry__comm_tcp_options *options,
+                                  int listener, int64_t timeout_ms,
+                                  ferry__comm **out);
+/* Bytes that this rank has written to other hosts' ranks and to its own
+ * host's, data only. */
+void ferry__comm_tcp_egress(const ferry__comm *c, uint64_t *out_remote,
+                            uint64_t *out_local);
+/* Identifies this machine and network namespace; `name` not empty: derived
+ * from it instead, for tests and odd networks. */
+uint64_t ferry__comm_tcp_host_id(const char *name);
+
+#endif

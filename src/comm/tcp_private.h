@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the provider `tcp` share.
+ * Invariant: `peers`' data sockets belong to the thread in a call; control
+ * sockets are written under `lock`, read by the thread in a call. */
+#ifndef FERRY_COMM_TCP_PRIVATE_H
+#define FERRY_COMM_TCP_PRIVATE_H
+
+#include "comm/tcp.h"
+
+#include "base/clock.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define TCP__HEAD_BYTES    24
+#define TCP__CONTROL_BYTES 256
+#define TCP__TEXT_BYTES    (TCP__CONTROL_BYTES - 12)
+
+enum { TCP__GROUP, TCP__PAIR, TCP__CONTROL, TCP__CHANNELS };
+enum { TCP__FAILED = 1, TCP__ABORTED, TCP__LEFT, TCP__WAITS };
+
+typedef struct tcp__peer {
+    int fds[TCP__CHANNELS]; /* -1: none */
+    bool left, gone;
+    int32_t waits_for; /* whom it timed out on, + 1 */
+    unsigned char control[TCP__CONTROL_BYTES];
+    size_t control_bytes;
+} tcp__peer;
+
+typedef struct tcp__comm {
+    ferry__comm base;
+    uint64_t generation;
+    int64_t no_progress_ms;
+    uint64_t host_ids[FERRY__COMM_TCP_WORLD];
+    tcp__peer peers[FERRY__COMM_TCP_WORLD];
+    uint64_t sent_remote, sent_local;
+    uint32_t sequence; /* of collectives */
+    int wake;          /* event descriptor: aborted by this rank */
+    atomic_bool aborted;
+    pthread_mutex_t lock;
+    ferry_status failed;
+    char line[1024];
+    /* Of the call under way. */
+    struct pollfd polls[3 * FERRY__COMM_TCP_WORLD + 1];
+} tcp__comm;
+
+typedef struct tcp__call {
+    const char *name;
+    ferry__deadline deadline;
+} tcp__call;
+
+/* One direction of one pair in one call: a head that says what follows, and
+ * the bytes. Out of `after`, if set, no more is sent than it has received. */
+typedef struct tcp__flow {
+    int32_t peer;
+    int channel;
+    bool out;
+    unsigned char head[TCP__HEAD_BYTES], came[TCP__HEAD_BYTES];
+    char *bytes;
+    size_t size, done;
+    size_t head_done;
+    const struct tcp__flow *after;
+} tcp__flow;
+
+/* `what` and `detail` must be the same at both ends, as must `size`. */
+void ferry__tcp_flow_init(tcp__flow *f, bool out, int32_t peer, int channel,
+                          uint32_t what, uint32_t detail, uint32_t sequence,
+                          void *bytes, size_t size);
+/* Until all flows are done; any failure breaks the group. */
+ferry_status ferry__tcp_run(tcp__comm *c, const tcp__call *call,
+                            tcp__flow *flows, size_t n);
+ferry_status ferry__tcp_enter(tcp__comm *c, const char *name,
+                              int64_t timeout_ms, tcp__call *out);
+/* Records a failure for good and tells the others. Returns status. */
+ferry_status ferry__tcp_break(tcp__comm *c, ferry_status status);
+void ferry__tcp_tell(tcp__comm *c, uint32_t kind, ferry_status status,
+                     const char *text);
+ferry_status ferry__tcp_meet(tcp__comm *c,
+                             const ferry__comm_tcp_options *options,
+                             int listener, int64_t timeout_ms);
+
+extern const ferry__comm_ops ferry__tcp_ops;
+
+#endif
