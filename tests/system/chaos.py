@@ -238,6 +238,14 @@ class Host:
     def pids(self) -> list[int]:
         return [self.server.process.pid, self.spawner, *children(self.spawner)]
 
+    def ended(self, seconds: float) -> bool:
+        """Whether the API process has ended, or does so in a moment."""
+        try:
+            self.server.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def set_fault(self, text: str) -> None:
         new = self.fault_file.with_suffix(".new")
         new.write_text(text)
@@ -540,7 +548,7 @@ class Round:
         """Each server by itself, then all together. Answers who is gone."""
         gone, states = [], []
         for host in self.running.hosts:
-            if not alive(host.spawner) and host.server.process.poll() is None:
+            if not alive(host.spawner) and not host.ended(1):
                 self.await_refusal(host)
                 gone.append(host)
                 states.append("refuses (503)")
