@@ -27,17 +27,17 @@ typedef struct ferry_shape {
 } ferry_shape;
 
 typedef enum ferry_field_kind {
-    FERRY_FIELD_BOOL = 1, /* uint8_t; JSON true/false */
-    FERRY_FIELD_I32 = 2,  /* int32_t; an integral JSON number in range */
-    FERRY_FIELD_I64 = 3,  /* int64_t */
-    FERRY_FIELD_U64 = 4,  /* uint64_t; at most INT64_MAX, as JSON readers
+    FERRY_FIELD_BOOL = 1,   /* uint8_t; JSON true/false */
+    FERRY_FIELD_I32 = 2,    /* int32_t; an integral JSON number in range */
+    FERRY_FIELD_I64 = 3,    /* int64_t */
+    FERRY_FIELD_U64 = 4,    /* uint64_t; at most INT64_MAX, as JSON readers
                              commonly take no more */
-    FERRY_FIELD_F64 = 5,  /* double; finite */
-    FERRY_FIELD_STR = 6,  /* const char *; NULL when absent or null */
-    FERRY_FIELD_STRS = 7, /* ferry_strs: list of strings */
-    FERRY_FIELD_I64S = 8, /* ferry_i64s: list of integers */
+    FERRY_FIELD_F64 = 5,    /* double; finite */
+    FERRY_FIELD_STR = 6,    /* const char *; NULL when absent or null */
+    FERRY_FIELD_STRS = 7,   /* ferry_strs: list of strings */
+    FERRY_FIELD_I64S = 8,   /* ferry_i64s: list of integers */
     FERRY_FIELD_SHAPES = 9, /* ferry_shapes: list of lists of integers >= 0 */
-    FERRY_FIELD_JSON = 10 /* const char *: any JSON value, as compact text */
+    FERRY_FIELD_JSON = 10   /* const char *: any JSON value, as compact text */
 } ferry_field_kind;
 
 typedef struct ferry_strs {
@@ -65,16 +65,16 @@ typedef struct ferry_field {
     const char *name;
     ferry_field_kind kind;
     uint32_t flags;
-    size_t offset;          /* offsetof in the struct */
+    size_t offset; /* offsetof in the struct */
     const char *default_json;
-    int64_t min, max;       /* for integers; both 0: the type's range */
+    int64_t min, max; /* for integers; both 0: the type's range */
 } ferry_field;
 
 /* A typed struct as a table. The struct's memory is the host's: zeroed, then
  * filled; strings and lists live until the parsed info is freed. */
 typedef struct ferry_info_type {
-    size_t size;            /* sizeof(ferry_info_type) */
-    const char *name;       /* for errors: "IPCWeightTransferInitInfo" */
+    size_t size;      /* sizeof(ferry_info_type) */
+    const char *name; /* for errors: "IPCWeightTransferInitInfo" */
     size_t struct_size;
     const ferry_field *fields;
     size_t n_fields;
@@ -103,25 +103,34 @@ typedef struct ferry_trainer_init_type {
     const char *backend;
     ferry_info_type info;
 } ferry_trainer_init_type;
-#define FERRY_TRAINER_INIT_TYPE(var, backend_name, struct_type, type_fields,  \
-                                n_type_fields, check_fn)                      \
-    _Static_assert(sizeof(backend_name) > 1,                                  \
-                   "a trainer init info needs a backend name");               \
-    const ferry_trainer_init_type var = {                                     \
-        backend_name,                                                         \
-        {sizeof(ferry_info_type), #struct_type, sizeof(struct_type),          \
+#define FERRY_TRAINER_INIT_TYPE(var, backend_name, struct_type, type_fields,   \
+                                n_type_fields, check_fn)                       \
+    _Static_assert(sizeof(backend_name) > 1,                                   \
+                   "a trainer init info needs a backend name");                \
+    const ferry_trainer_init_type var = {                                      \
+        backend_name,                                                          \
+        {sizeof(ferry_info_type), #struct_type, sizeof(struct_type),           \
          type_fields, n_type_fields, check_fn}}
 /* The rows every init info begins with: rank (required), bounds. */
-#define FERRY_TRAINER_INIT_FIELDS                                             \
-    {"rank", FERRY_FIELD_I32, FERRY_FIELD_REQUIRED,                           \
-     offsetof(ferry_trainer_init_info, rank), 0, 0, INT32_MAX},               \
-        {"deadline_ms", FERRY_FIELD_I64, 0,                                   \
-         offsetof(ferry_trainer_init_info, deadline_ms), "0", 0,              \
-         INT64_MAX},                                                          \
-    {                                                                         \
-        "no_progress_ms", FERRY_FIELD_I64, 0,                                 \
-            offsetof(ferry_trainer_init_info, no_progress_ms), "0", 0,        \
-            INT64_MAX                                                         \
+#define FERRY_TRAINER_INIT_FIELDS                                              \
+    {"rank",                                                                   \
+     FERRY_FIELD_I32,                                                          \
+     FERRY_FIELD_REQUIRED,                                                     \
+     offsetof(ferry_trainer_init_info, rank),                                  \
+     0,                                                                        \
+     0,                                                                        \
+     INT32_MAX},                                                               \
+        {"deadline_ms",                                                        \
+         FERRY_FIELD_I64,                                                      \
+         0,                                                                    \
+         offsetof(ferry_trainer_init_info, deadline_ms),                       \
+         "0",                                                                  \
+         0,                                                                    \
+         INT64_MAX},                                                           \
+    {                                                                          \
+        "no_progress_ms", FERRY_FIELD_I64, 0,                                  \
+            offsetof(ferry_trainer_init_info, no_progress_ms), "0", 0,         \
+            INT64_MAX                                                          \
     }
 
 /* One engine's view of its trainer. Opaque; given back to host functions. */
@@ -130,15 +139,14 @@ typedef struct ferry_trainer_context ferry_trainer_context;
 /* What the host offers a trainer engine. Every wait inside is bounded. */
 typedef struct ferry_trainer_host {
     size_t size;
-    uint32_t abi;          /* FERRY_ENGINE_ABI of the host */
+    uint32_t abi; /* FERRY_ENGINE_ABI of the host */
     uint32_t reserved;
     ferry_status (*fail)(ferry_status status, const char *fmt, ...)
         FERRY_PRINTF(2, 3);
-    void (*log)(ferry_log_level level, const char *fmt, ...)
-        FERRY_PRINTF(2, 3);
+    void (*log)(ferry_log_level level, const char *fmt, ...) FERRY_PRINTF(2, 3);
     void *(*alloc)(size_t size_bytes); /* zeroed; NULL when out of memory */
     void (*free)(void *memory);
-    int64_t (*now_ns)(void);           /* monotonic */
+    int64_t (*now_ns)(void); /* monotonic */
 
     /* A checked pass over the source (B3, in the one place): declared is the
      * metadata of this round. pass_next answers FERRY_DONE only when every
@@ -148,8 +156,7 @@ typedef struct ferry_trainer_host {
     ferry_status (*pass_begin)(ferry_trainer_context *ctx,
                                const ferry_param_meta **out_declared,
                                size_t *out_count);
-    ferry_status (*pass_next)(ferry_trainer_context *ctx,
-                              ferry_item *out_item);
+    ferry_status (*pass_next)(ferry_trainer_context *ctx, ferry_item *out_item);
     void (*pass_end)(ferry_trainer_context *ctx);
     bool (*source_is_stable)(ferry_trainer_context *ctx);
 
@@ -184,22 +191,21 @@ typedef struct ferry_trainer_host {
     void (*span)(ferry_trainer_context *ctx, const char *phase,
                  int64_t from_ns);
 } ferry_trainer_host;
-#define FERRY_HOST_SPAN(host, ctx, phase, from_ns)                            \
-    do {                                                                      \
-        if ((host)->size > offsetof(ferry_trainer_host, span) &&              \
-            (host)->span)                                                     \
-            (host)->span((ctx), (phase), (from_ns));                          \
+#define FERRY_HOST_SPAN(host, ctx, phase, from_ns)                             \
+    do {                                                                       \
+        if ((host)->size > offsetof(ferry_trainer_host, span) && (host)->span) \
+            (host)->span((ctx), (phase), (from_ns));                           \
     } while (0)
 
 /* The source is required (full resync) or must be NULL (delta). An engine
  * that sets neither checks for itself in create. */
 #define FERRY_TRAINER_FULL_RESYNC 0x1u
-#define FERRY_TRAINER_DELTA 0x2u
+#define FERRY_TRAINER_DELTA       0x2u
 
 typedef struct ferry_trainer_engine_ops {
     size_t size;
-    uint32_t abi;          /* FERRY_ENGINE_ABI */
-    uint32_t flags;        /* FERRY_TRAINER_… */
+    uint32_t abi;   /* FERRY_ENGINE_ABI */
+    uint32_t flags; /* FERRY_TRAINER_… */
     const ferry_trainer_init_type *init_type;
     /* Makes the engine's state; opens nothing. `info` is the typed struct,
      * valid until destroy. */
@@ -215,8 +221,7 @@ typedef struct ferry_trainer_engine_ops {
      * payload is NULL for full resync. On an error return the host cancels
      * the call in flight; the engine must leave no thread waiting. Ranks that
      * are not the sender drive the pass and nothing else. */
-    ferry_status (*send)(void *self, const void *payload,
-                         size_t payload_count);
+    ferry_status (*send)(void *self, const void *payload, size_t payload_count);
     /* Called after a round ended, well or not, so that handles and buffers
      * are released on every path. NULL: nothing. */
     void (*round_end)(void *self, ferry_status result);
@@ -245,8 +250,7 @@ typedef struct ferry_worker_host {
     uint32_t reserved;
     ferry_status (*fail)(ferry_status status, const char *fmt, ...)
         FERRY_PRINTF(2, 3);
-    void (*log)(ferry_log_level level, const char *fmt, ...)
-        FERRY_PRINTF(2, 3);
+    void (*log)(ferry_log_level level, const char *fmt, ...) FERRY_PRINTF(2, 3);
     void *(*alloc)(size_t size_bytes);
     void (*free)(void *memory);
     int64_t (*now_ns)(void);
@@ -273,8 +277,7 @@ typedef struct ferry_worker_host {
      * parameter, in rising order without gaps; `first` and `count` are
      * multiples of 32 except at the end. */
     ferry_status (*load_range)(ferry_worker_context *ctx, size_t index,
-                               const void *bytes, int64_t first,
-                               int64_t count);
+                               const void *bytes, int64_t first, int64_t count);
     /* Hands over exactly the elements of one box, packed in box order. */
     ferry_status (*load_box)(ferry_worker_context *ctx, size_t index,
                              size_t box, const void *bytes);
@@ -315,7 +318,7 @@ typedef struct ferry_worker_host {
 
 /* A returned receive means queued; drain_pending and finish complete it. */
 #define FERRY_WORKER_DEFERS_PROCESSING 0x1u
-#define FERRY_WORKER_NO_DRAFT 0x2u
+#define FERRY_WORKER_NO_DRAFT          0x2u
 /* The engine writes whole stored parameters in place (kernel_storage): those
  * count as covered, and is_checkpoint_format false is accepted. */
 #define FERRY_WORKER_KERNEL_FORMAT 0x4u
@@ -323,7 +326,7 @@ typedef struct ferry_worker_host {
 typedef struct ferry_worker_engine_ops {
     size_t size;
     uint32_t abi;
-    uint32_t flags;                  /* FERRY_WORKER_… */
+    uint32_t flags; /* FERRY_WORKER_… */
     const char *backend;
     const ferry_info_type *init_info;
     const ferry_info_type *update_info;
@@ -350,7 +353,7 @@ typedef struct ferry_worker_engine_ops {
 typedef const ferry_trainer_engine_ops *(*ferry_trainer_entry_fn)(void);
 typedef const ferry_worker_engine_ops *(*ferry_worker_entry_fn)(void);
 #define FERRY_TRAINER_ENTRY "ferry_trainer_engine"
-#define FERRY_WORKER_ENTRY "ferry_worker_engine"
+#define FERRY_WORKER_ENTRY  "ferry_worker_engine"
 
 #ifdef __cplusplus
 }

@@ -79,17 +79,20 @@ void ferry_client_close(ferry_client *client);
 
 typedef struct ferry_http_options {
     size_t size;
-    const char *token;        /* bearer token; NULL: setting `token`, else
+    const char *token;          /* bearer token; NULL: setting `token`, else
                                  none. Copied. */
-    int64_t timeout_ms;       /* one call; 0 = 300000 */
+    int64_t timeout_ms;         /* one call; 0 = 300000 */
     int64_t connect_timeout_ms; /* 0 = 10000 */
-    const char *proxy;        /* NULL: no proxy, whatever the environment */
-    const char *ca_file;      /* PEM; NULL: the system's */
-    int pause;                /* not 0: pause(keep, clear_cache) before
+    const char *proxy;          /* NULL: no proxy, whatever the environment */
+    const char *ca_file;        /* PEM; NULL: the system's */
+    int pause;                  /* not 0: pause(keep, clear_cache) before
                                  start, resume after finish; stays paused on
                                  failure, and the reason is logged */
 } ferry_http_options;
-#define FERRY_HTTP_OPTIONS_INIT {sizeof(ferry_http_options), 0, 0, 0, 0, 0, 0}
+#define FERRY_HTTP_OPTIONS_INIT                                                \
+    {                                                                          \
+        sizeof(ferry_http_options), 0, 0, 0, 0, 0, 0                           \
+    }
 
 /* The RLHF routes of a vLLM server or of `ferry serve` under `base_url`
  * ("http://127.0.0.1:8000", a trailing slash and IPv6 in brackets are fine).

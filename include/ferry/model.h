@@ -20,15 +20,15 @@ extern "C" {
 /* One stored (kernel) parameter of this worker: its shard, contiguous and
  * row-major. Fused parameters are one entry. */
 typedef struct ferry_param {
-    const char *name;    /* run-time name, "…self_attn.qkv_proj.weight" */
-    ferry_dtype dtype;   /* of the storage; q8_0 blocks run along the last
+    const char *name;  /* run-time name, "…self_attn.qkv_proj.weight" */
+    ferry_dtype dtype; /* of the storage; q8_0 blocks run along the last
                             dimension, which must be a multiple of 32 */
     int32_t ndim;
     int64_t shape[FERRY_MAX_DIMS]; /* elements, of this shard */
-    void *data;          /* storage; the address is fixed for life */
-    uint32_t flags;      /* FERRY_PARAM_… */
-    uint32_t reserved;   /* 0 */
-    int64_t valid_rows;  /* rows (dimension 0) that a checkpoint covers; the
+    void *data;                    /* storage; the address is fixed for life */
+    uint32_t flags;                /* FERRY_PARAM_… */
+    uint32_t reserved;             /* 0 */
+    int64_t valid_rows; /* rows (dimension 0) that a checkpoint covers; the
                             rest is padding and stays zero. 0 = all */
 } ferry_param;
 
@@ -48,9 +48,9 @@ typedef struct ferry_loader ferry_loader;
  * what it points to and the storage must outlive the worker. */
 typedef struct ferry_model {
     size_t size;
-    const char *name;           /* architecture, for logs and status */
+    const char *name; /* architecture, for logs and status */
     void *self;
-    const ferry_param *params;  /* stored parameters; order is fixed */
+    const ferry_param *params; /* stored parameters; order is fixed */
     size_t n_params;
     const ferry_name_map *maps; /* may be NULL; first match wins */
     size_t n_maps;
@@ -109,10 +109,10 @@ typedef ferry_status (*ferry_step_fn)(void *arg, const ferry_tensor *dst,
                                       int32_t n_inputs);
 
 typedef struct ferry_step {
-    const char *name;   /* unique in the model, for errors and plans */
+    const char *name; /* unique in the model, for errors and plans */
     ferry_step_fn fn;
     void *arg;
-    int32_t n_inputs;   /* 1..16; with more than one, inputs are held (a
+    int32_t n_inputs; /* 1..16; with more than one, inputs are held (a
                            counted copy) until all of a round arrived */
 } ferry_step;
 

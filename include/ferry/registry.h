@@ -18,10 +18,10 @@ struct ferry_worker_engine_ops;
  * the process. FERRY_EEXIST names the taken name; FERRY_EVERSION gives both
  * ABI versions; FERRY_EINVAL: empty name, or a table without a method that is
  * not optional, naming it. Any thread. */
-ferry_status ferry_trainer_register(
-    const char *backend, const struct ferry_trainer_engine_ops *ops);
-ferry_status ferry_worker_register(
-    const char *backend, const struct ferry_worker_engine_ops *ops);
+ferry_status ferry_trainer_register(const char *backend,
+                                    const struct ferry_trainer_engine_ops *ops);
+ferry_status ferry_worker_register(const char *backend,
+                                   const struct ferry_worker_engine_ops *ops);
 
 /* Registers a backend lazily: `library` is opened and `symbol` looked up when
  * the backend is first asked for. symbol NULL: the default entry name. A
@@ -43,11 +43,11 @@ ferry_status ferry_worker_find(const char *backend,
 
 /* One known backend of a side. Listing loads nothing. */
 typedef struct ferry_backend_info {
-    size_t size;          /* set by the caller: sizeof(ferry_backend_info) */
+    size_t size; /* set by the caller: sizeof(ferry_backend_info) */
     char name[64];
-    int built_in;         /* one of nccl, ipc, sparse_nccl, sharded_rdt */
-    int available;        /* the module file is there, or it is direct */
-    char reason[192];     /* why not available; "" otherwise */
+    int built_in;     /* one of nccl, ipc, sparse_nccl, sharded_rdt */
+    int available;    /* the module file is there, or it is direct */
+    char reason[192]; /* why not available; "" otherwise */
 } ferry_backend_info;
 
 /* The index-th backend in order of registration; FERRY_DONE after the last.

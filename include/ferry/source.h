@@ -40,9 +40,9 @@ typedef struct ferry_item {
  * implementer compiled it. One thread calls at a time. */
 typedef struct ferry_source_ops {
     size_t size;
-    const char *kind;   /* "module", "safetensors", …: for logs */
-    uint32_t flags;     /* FERRY_SOURCE_… */
-    uint32_t reserved;  /* 0 */
+    const char *kind;  /* "module", "safetensors", …: for logs */
+    uint32_t flags;    /* FERRY_SOURCE_… */
+    uint32_t reserved; /* 0 */
 
     /* The ordered list; moves no data. It may be a collective and dear the
      * first time, so the source caches it. Borrowed until the next call of
@@ -117,8 +117,7 @@ ferry_status ferry_source_open(const char *path, ferry_source *out_source);
  * `to`. A pattern is a plain prefix ("model.language_model.") or, with one
  * '*' on both sides, a whole-name template ("blk.*.q" -> "layers.*.q").
  * FERRY_EEXIST: two parameters end under one name, naming all three. */
-ferry_status ferry_source_rename(ferry_source *inner,
-                                 const char *const *from,
+ferry_status ferry_source_rename(ferry_source *inner, const char *const *from,
                                  const char *const *to, size_t count,
                                  ferry_source *out_source);
 
@@ -161,8 +160,7 @@ ferry_status ferry_source_fuse(ferry_source *inner, const char *name,
  * and yields dtype `to`; the companion disappears. Weight and scale may come
  * in either order; the first is held until the other arrives. */
 ferry_status ferry_source_dequantise(ferry_source *inner, const char *suffix,
-                                     ferry_dtype to,
-                                     ferry_source *out_source);
+                                     ferry_dtype to, ferry_source *out_source);
 
 #ifdef __cplusplus
 }

@@ -21,37 +21,37 @@ extern "C" {
 /* X(name, value, text). Values are pinned; they are grouped by what a caller
  * must rebuild: nothing (argument), the two ends (mismatch), the connection
  * (peer), the order of calls (round), the installation (backend). */
-#define FERRY_STATUS_TABLE(X)                                                 \
-    X(OK, 0, "success")                                                       \
-    X(DONE, 1, "no more items")                                               \
-    /* argument: the call was wrong, nothing was touched */                   \
-    X(EINVAL, -1, "invalid argument")                                         \
-    X(EUNKNOWN, -2, "unknown name")                                           \
-    X(EEXIST, -3, "name already taken")                                       \
-    X(ENOMEM, -4, "out of memory")                                            \
-    X(ENOTSUP, -5, "operation not supported")                                 \
-    X(EOVERFLOW, -6, "size too large")                                        \
-    /* mismatch: the two ends, or declaration and data, disagree */           \
-    X(EMISMATCH, -10, "declared and actual differ")                           \
-    X(ECOVERAGE, -11, "not every element was written")                        \
-    X(EDIGEST, -12, "digest differs")                                         \
-    X(EVERSION, -13, "versions differ")                                       \
-    /* peer: the other side failed, or cannot be reached */                   \
-    X(EPEER, -20, "peer reported a failure")                                  \
-    X(ETIMEOUT, -21, "deadline passed")                                       \
-    X(ENOPROGRESS, -22, "no progress within the bound")                       \
-    X(ECANCELED, -23, "canceled")                                             \
-    X(EAUTH, -24, "not authorised")                                           \
-    X(ECONN, -25, "connection failed")                                        \
-    X(EROUTE, -26, "route absent")                                            \
-    /* round: the call came at the wrong time */                              \
-    X(EORDER, -30, "wrong order of calls")                                    \
-    X(EBUSY, -31, "busy")                                                     \
-    X(ENOTREADY, -32, "not ready")                                            \
-    /* backend: this machine or installation cannot do it */                  \
-    X(EBACKEND, -40, "backend unavailable")                                   \
-    X(EIO, -41, "input or output failed")                                     \
-    X(ENOSPC, -42, "no space left")                                           \
+#define FERRY_STATUS_TABLE(X)                                                  \
+    X(OK, 0, "success")                                                        \
+    X(DONE, 1, "no more items")                                                \
+    /* argument: the call was wrong, nothing was touched */                    \
+    X(EINVAL, -1, "invalid argument")                                          \
+    X(EUNKNOWN, -2, "unknown name")                                            \
+    X(EEXIST, -3, "name already taken")                                        \
+    X(ENOMEM, -4, "out of memory")                                             \
+    X(ENOTSUP, -5, "operation not supported")                                  \
+    X(EOVERFLOW, -6, "size too large")                                         \
+    /* mismatch: the two ends, or declaration and data, disagree */            \
+    X(EMISMATCH, -10, "declared and actual differ")                            \
+    X(ECOVERAGE, -11, "not every element was written")                         \
+    X(EDIGEST, -12, "digest differs")                                          \
+    X(EVERSION, -13, "versions differ")                                        \
+    /* peer: the other side failed, or cannot be reached */                    \
+    X(EPEER, -20, "peer reported a failure")                                   \
+    X(ETIMEOUT, -21, "deadline passed")                                        \
+    X(ENOPROGRESS, -22, "no progress within the bound")                        \
+    X(ECANCELED, -23, "canceled")                                              \
+    X(EAUTH, -24, "not authorised")                                            \
+    X(ECONN, -25, "connection failed")                                         \
+    X(EROUTE, -26, "route absent")                                             \
+    /* round: the call came at the wrong time */                               \
+    X(EORDER, -30, "wrong order of calls")                                     \
+    X(EBUSY, -31, "busy")                                                      \
+    X(ENOTREADY, -32, "not ready")                                             \
+    /* backend: this machine or installation cannot do it */                   \
+    X(EBACKEND, -40, "backend unavailable")                                    \
+    X(EIO, -41, "input or output failed")                                      \
+    X(ENOSPC, -42, "no space left")                                            \
     X(EINTERNAL, -43, "internal error")
 
 typedef enum ferry_status {
@@ -79,11 +79,11 @@ ferry_status ferry_fail(ferry_status status, const char *fmt, ...)
     FERRY_PRINTF(2, 3);
 
 /* Returns from the enclosing function when `expr` failed (is negative). */
-#define FERRY_TRY(expr)                                                       \
-    do {                                                                      \
-        ferry_status ferry_try_ = (expr);                                     \
-        if (ferry_try_ < 0)                                                   \
-            return ferry_try_;                                                \
+#define FERRY_TRY(expr)                                                        \
+    do {                                                                       \
+        ferry_status ferry_try_ = (expr);                                      \
+        if (ferry_try_ < 0)                                                    \
+            return ferry_try_;                                                 \
     } while (0)
 
 typedef enum ferry_log_level {

@@ -17,27 +17,27 @@ extern "C" {
  * text is torch's name. A block type (q8_0) stores `block_elems` consecutive
  * elements of the last dimension in `block_bytes`; it is a storage type of
  * workers and never travels. */
-#define FERRY_DTYPE_TABLE(X)                                                  \
-    X(F64, 1, "float64", 1, 8)                                                \
-    X(F32, 2, "float32", 1, 4)                                                \
-    X(F16, 3, "float16", 1, 2)                                                \
-    X(BF16, 4, "bfloat16", 1, 2)                                              \
-    X(F8_E4M3, 5, "float8_e4m3fn", 1, 1)                                      \
-    X(F8_E5M2, 6, "float8_e5m2", 1, 1)                                        \
-    X(I64, 7, "int64", 1, 8)                                                  \
-    X(I32, 8, "int32", 1, 4)                                                  \
-    X(I16, 9, "int16", 1, 2)                                                  \
-    X(I8, 10, "int8", 1, 1)                                                   \
-    X(U64, 11, "uint64", 1, 8)                                                \
-    X(U32, 12, "uint32", 1, 4)                                                \
-    X(U16, 13, "uint16", 1, 2)                                                \
-    X(U8, 14, "uint8", 1, 1)                                                  \
-    X(BOOL, 15, "bool", 1, 1)                                                 \
+#define FERRY_DTYPE_TABLE(X)                                                   \
+    X(F64, 1, "float64", 1, 8)                                                 \
+    X(F32, 2, "float32", 1, 4)                                                 \
+    X(F16, 3, "float16", 1, 2)                                                 \
+    X(BF16, 4, "bfloat16", 1, 2)                                               \
+    X(F8_E4M3, 5, "float8_e4m3fn", 1, 1)                                       \
+    X(F8_E5M2, 6, "float8_e5m2", 1, 1)                                         \
+    X(I64, 7, "int64", 1, 8)                                                   \
+    X(I32, 8, "int32", 1, 4)                                                   \
+    X(I16, 9, "int16", 1, 2)                                                   \
+    X(I8, 10, "int8", 1, 1)                                                    \
+    X(U64, 11, "uint64", 1, 8)                                                 \
+    X(U32, 12, "uint32", 1, 4)                                                 \
+    X(U16, 13, "uint16", 1, 2)                                                 \
+    X(U8, 14, "uint8", 1, 1)                                                   \
+    X(BOOL, 15, "bool", 1, 1)                                                  \
     X(Q8_0, 32, "q8_0", 32, 34)
 
 typedef enum ferry_dtype {
     FERRY_DTYPE_NONE = 0,
-#define FERRY_DTYPE_ENUM(name, value, text, elems, bytes)                     \
+#define FERRY_DTYPE_ENUM(name, value, text, elems, bytes)                      \
     FERRY_DTYPE_##name = (value),
     FERRY_DTYPE_TABLE(FERRY_DTYPE_ENUM)
 #undef FERRY_DTYPE_ENUM
@@ -61,25 +61,24 @@ int64_t ferry_dtype_block(ferry_dtype dtype);
 
 /* A view of a parameter. Plain data: copy it freely; it owns nothing. */
 typedef struct ferry_tensor {
-    void *data;         /* first byte of the storage; NULL when lazy */
-    const char *name;   /* parameter, when lazy; may be NULL otherwise */
-    ferry_dtype dtype;  /* a block type only in a loader's destinations */
-    int32_t ndim;       /* 0..FERRY_MAX_DIMS; 0 is a scalar, one element */
-    int64_t offset;     /* elements from `data` to element [0,0,…] */
+    void *data;        /* first byte of the storage; NULL when lazy */
+    const char *name;  /* parameter, when lazy; may be NULL otherwise */
+    ferry_dtype dtype; /* a block type only in a loader's destinations */
+    int32_t ndim;      /* 0..FERRY_MAX_DIMS; 0 is a scalar, one element */
+    int64_t offset;    /* elements from `data` to element [0,0,…] */
     int64_t shape[FERRY_MAX_DIMS];  /* elements per dimension, >= 0 */
     int64_t stride[FERRY_MAX_DIMS]; /* elements; any sign; 0 is legal in a
                                        source, never in a destination */
-    int32_t device;     /* 0 = host memory; others are for later */
-    int32_t slot;       /* index of a stored parameter, set by
+    int32_t device;                 /* 0 = host memory; others are for later */
+    int32_t slot;                   /* index of a stored parameter, set by
                            ferry_loader_slot; 0 elsewhere */
 } ferry_tensor;
 
 /* A contiguous row-major tensor over `data` (NULL makes no memory access
  * legal, but views may be taken). FERRY_EINVAL: ndim or a dimension out of
  * range; FERRY_EOVERFLOW: the byte size does not fit. */
-ferry_status ferry_tensor_init(ferry_tensor *out, void *data,
-                               ferry_dtype dtype, int32_t ndim,
-                               const int64_t *shape);
+ferry_status ferry_tensor_init(ferry_tensor *out, void *data, ferry_dtype dtype,
+                               int32_t ndim, const int64_t *shape);
 
 /* Number of elements; 1 for a scalar. Never overflows for a valid tensor. */
 int64_t ferry_tensor_numel(const ferry_tensor *t);
@@ -105,8 +104,7 @@ ferry_status ferry_tensor_permute(const ferry_tensor *t, const int32_t *dims,
 /* Chunk `index` of `chunks` as torch.chunk cuts: ceil(n / chunks) each, the
  * last ones shorter or empty. */
 ferry_status ferry_tensor_chunk(const ferry_tensor *t, int64_t chunks,
-                                int32_t dim, int64_t index,
-                                ferry_tensor *out);
+                                int32_t dim, int64_t index, ferry_tensor *out);
 /* A reshape that needs no copy; one dimension may be -1. FERRY_ENOTSUP when
  * the strides would need a copy. */
 ferry_status ferry_tensor_view(const ferry_tensor *t, int32_t ndim,

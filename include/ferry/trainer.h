@@ -32,19 +32,23 @@ typedef struct ferry_ipc_trainer_init_info {
     ferry_trainer_init_info base;
     uint64_t packed_buffer_size_bytes; /* per chunk; 0 = 1 GiB */
     int32_t packed_num_buffers;        /* chunks in flight; 0 = 2 */
-    uint8_t packed;          /* 0: one update call a round; 1: one a chunk */
-    uint8_t digest;          /* 1: also hash what is sent, so that workers
+    uint8_t packed;      /* 0: one update call a round; 1: one a chunk */
+    uint8_t digest;      /* 1: also hash what is sent, so that workers
                                 prove every byte; the macro sets it */
-    uint8_t reserved[2];     /* 0 */
-    const char *path;        /* NULL or "auto"; "shared" (tensors must be in
+    uint8_t reserved[2]; /* 0 */
+    const char *path;    /* NULL or "auto"; "shared" (tensors must be in
                                 ferry_shared_alloc memory), "ring", "cma" */
 } ferry_ipc_trainer_init_info;
 extern const struct ferry_trainer_init_type ferry_ipc_trainer_init_type;
-#define FERRY_IPC_TRAINER_INIT_INFO(rank_by_name)                             \
-    {                                                                         \
-        {sizeof(ferry_ipc_trainer_init_info), &ferry_ipc_trainer_init_type,   \
-         (rank_by_name), 0, 0, 0},                                            \
-            0, 0, 0, 1, {0, 0}, 0                                             \
+#define FERRY_IPC_TRAINER_INIT_INFO(rank_by_name)                              \
+    {                                                                          \
+        {sizeof(ferry_ipc_trainer_init_info),                                  \
+         &ferry_ipc_trainer_init_type,                                         \
+         (rank_by_name),                                                       \
+         0,                                                                    \
+         0,                                                                    \
+         0},                                                                   \
+            0, 0, 0, 1, {0, 0}, 0                                              \
     }
 
 typedef struct ferry_trainer ferry_trainer;
@@ -62,24 +66,23 @@ ferry_status ferry_trainer_init(const ferry_trainer_init_info *info,
 
 /* The same from a backend's name and a dict (JSON object) of init info
  * fields, `rank` among them; for programs that read their configuration. */
-ferry_status ferry_trainer_init_dict(const char *backend,
-                                     const char *init_info,
+ferry_status ferry_trainer_init_dict(const char *backend, const char *init_info,
                                      const ferry_client *client,
                                      const ferry_source *source,
                                      ferry_trainer **out_trainer);
 
 /* What a round did. Times are wall milliseconds of the sender. */
 typedef struct ferry_round_stats {
-    size_t size;            /* sizeof(ferry_round_stats), set by the caller */
-    uint64_t round;         /* 1, 2, … since trainer_init */
+    size_t size;    /* sizeof(ferry_round_stats), set by the caller */
+    uint64_t round; /* 1, 2, … since trainer_init */
     uint64_t n_params;
     uint64_t bytes_declared;
-    uint64_t bytes_sent;    /* that left the trainer, all workers together */
-    uint64_t n_updates;     /* update_weights calls */
-    uint64_t peak_bytes;    /* transport buffers held at most */
+    uint64_t bytes_sent; /* that left the trainer, all workers together */
+    uint64_t n_updates;  /* update_weights calls */
+    uint64_t peak_bytes; /* transport buffers held at most */
     double total_ms, start_ms, gather_ms, pack_ms, wire_ms, digest_ms,
         finish_ms;
-    char path[32];          /* how bytes went: "shared", "ring", "cma", or
+    char path[32]; /* how bytes went: "shared", "ring", "cma", or
                                "shared+ring" */
 } ferry_round_stats;
 
@@ -94,14 +97,16 @@ typedef struct ferry_send_options {
     const void *payload;        /* delta backends only: must be NULL for full
                                    resync */
     size_t payload_count;
-    int draft;                  /* not 0: aim at the draft model */
-    int reserved;               /* 0 */
+    int draft;    /* not 0: aim at the draft model */
+    int reserved; /* 0 */
     ferry_progress_fn progress;
     void *progress_arg;
-    ferry_round_stats *stats;   /* filled also on failure, as far as it got */
+    ferry_round_stats *stats; /* filled also on failure, as far as it got */
 } ferry_send_options;
-#define FERRY_SEND_OPTIONS_INIT                                               \
-    {sizeof(ferry_send_options), 0, 0, 0, 0, 0, 0, 0, 0}
+#define FERRY_SEND_OPTIONS_INIT                                                \
+    {                                                                          \
+        sizeof(ferry_send_options), 0, 0, 0, 0, 0, 0, 0, 0                     \
+    }
 
 /* Drives one whole round trip and returns after everything is drained: the
  * workers have finished, buffers may be freed (D4). options may be NULL. On

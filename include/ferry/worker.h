@@ -22,28 +22,30 @@ typedef enum ferry_commit {
 /* Head of every worker config that engines see; also the options. */
 typedef struct ferry_worker_options {
     size_t size;
-    const char *backend;     /* "ipc", …, or a registered name */
+    const char *backend; /* "ipc", …, or a registered name */
     ferry_commit commit;
-    int require_full;        /* not 0: refuse rounds that do not cover every
+    int require_full;          /* not 0: refuse rounds that do not cover every
                                 parameter of the checkpoint */
-    int has_weights;         /* not 0: the storage holds a loaded checkpoint,
+    int has_weights;           /* not 0: the storage holds a loaded checkpoint,
                                 so the worker may serve before any round */
-    int32_t tp_rank, tp_size;     /* in the replica; size 0 = 1 */
-    int32_t dp_rank, dp_size;     /* replica; size 0 = 1 */
-    uint64_t held_limit_bytes;    /* inputs held for unfinished steps;
+    int32_t tp_rank, tp_size;  /* in the replica; size 0 = 1 */
+    int32_t dp_rank, dp_size;  /* replica; size 0 = 1 */
+    uint64_t held_limit_bytes; /* inputs held for unfinished steps;
                                      0 = 1 GiB. Beyond: clean failure */
-    int64_t deadline_ms;     /* one round; 0 = 300000; the smaller of this and
+    int64_t deadline_ms;       /* one round; 0 = 300000; the smaller of this and
                                 what init info says */
-    int64_t no_progress_ms;  /* 0 = 60000 */
-    int32_t defer_threads;   /* quantise on so many background threads, at
+    int64_t no_progress_ms;    /* 0 = 60000 */
+    int32_t defer_threads;     /* quantise on so many background threads, at
                                 most 64, with 2 MiB × (2 × threads + 2) of
                                 buffers; 0 = while loading. The bytes are the
                                 same */
-    int32_t reserved;        /* 0 */
+    int32_t reserved;          /* 0 */
 } ferry_worker_options;
-#define FERRY_WORKER_OPTIONS_INIT(backend_name)                               \
-    {sizeof(ferry_worker_options), (backend_name), FERRY_COMMIT_INPLACE,      \
-     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FERRY_WORKER_OPTIONS_INIT(backend_name)                                \
+    {                                                                          \
+        sizeof(ferry_worker_options), (backend_name), FERRY_COMMIT_INPLACE, 0, \
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                       \
+    }
 
 typedef struct ferry_worker ferry_worker;
 

@@ -36,8 +36,8 @@ typedef struct ferry__comm_ops {
                                size_t size_bytes, void *out,
                                int64_t timeout_ms);
     ferry_status (*barrier)(ferry__comm *c, int64_t timeout_ms);
-    ferry_status (*send)(ferry__comm *c, const void *bytes,
-                         size_t size_bytes, int32_t to, int64_t timeout_ms);
+    ferry_status (*send)(ferry__comm *c, const void *bytes, size_t size_bytes,
+                         int32_t to, int64_t timeout_ms);
     ferry_status (*recv)(ferry__comm *c, void *bytes, size_t size_bytes,
                          int32_t from, int64_t timeout_ms);
     /* Wakes all ranks of this group with FERRY_ECANCELED. Any thread. */

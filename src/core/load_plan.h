@@ -51,10 +51,11 @@ typedef struct ferry__plan ferry__plan;
 ferry_status ferry__plan_create(const ferry_model *model, ferry__plan **out);
 void ferry__plan_destroy(ferry__plan **plan);
 
-/* Ids are stable for the life of the plan. What baked and entries answer is
- * borrowed until the next bake. Bakes one parameter, or finds it baked with the same meta. A changed meta
+/* Bakes one parameter, or finds it baked with the same meta. A changed meta
  * replaces the old entry. Unknown names: FERRY_EUNKNOWN with the nearest
- * known name. The model's name maps are applied here. O(entries). */
+ * known name. The model's name maps are applied here. O(entries). Ids are
+ * stable for the life of the plan; what baked and entries answer is borrowed
+ * until the next bake. */
 ferry_status ferry__plan_bake(ferry__plan *plan, const ferry_param_meta *meta,
                               size_t *out_id);
 const ferry__baked *ferry__plan_baked(const ferry__plan *plan, size_t id);

@@ -163,7 +163,8 @@ static void release_requests(ferry__server *s)
     }
 }
 
-/* Until a signal comes, or joining failed; meanwhile, looks for rounds that were left open. */
+/* Until a signal comes, or joining failed; meanwhile, looks for rounds that
+ * were left open. */
 static ferry_status wait_for_end(ferry__server *s, ferry__join *join,
                                  const sigset_t *ends)
 {

@@ -12,7 +12,7 @@
 typedef struct fleet_options {
     const char *backend;
     const char *worker_backend; /* NULL: the same */
-    toy_options toy; /* tp_size ranks are made */
+    toy_options toy;            /* tp_size ranks are made */
     ferry_commit commit;
     int require_full, has_weights;
     uint64_t held_limit_bytes;
