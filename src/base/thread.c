@@ -85,6 +85,16 @@ int ferry__cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex,
     return pthread_cond_timedwait(cond, mutex, &until) != ETIMEDOUT;
 }
 
+bool ferry__mutex_lock_until(pthread_mutex_t *mutex, int64_t at_ns)
+{
+    while (pthread_mutex_trylock(mutex) != 0) {
+        if (ferry__now_ns() >= at_ns)
+            return false;
+        ferry__sleep_ms(2);
+    }
+    return true;
+}
+
 void ferry__futex_wait(_Atomic uint32_t *word, uint32_t seen,
                        int64_t timeout_ms)
 {

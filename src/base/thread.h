@@ -7,6 +7,7 @@
 #include <ferry/status.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 
 /* All signals are blocked in threads of the library. `name` <= 15 bytes. */
 ferry_status ferry__thread_start(pthread_t *out_thread, const char *name,
@@ -16,6 +17,11 @@ ferry_status ferry__cond_init(pthread_cond_t *cond); /* CLOCK_MONOTONIC */
 /* Waits at most until the monotonic time; false on time-out. */
 int ferry__cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex,
                            int64_t at_ns);
+
+/* Takes the mutex, at most until the monotonic time; false when it passed.
+ * Looks every few milliseconds: for rare waits behind long calls, which the
+ * thread sanitizer of gcc 12 must be able to follow. */
+bool ferry__mutex_lock_until(pthread_mutex_t *mutex, int64_t at_ns);
 
 /* Waits in shared memory (between processes) while *word == seen, at most
  * timeout_ms; may return early. */

@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "serve/rank_call.h"
 
 #include <stdio.h>
@@ -215,17 +216,16 @@ static ferry_status not_ended(ferry__server *s)
 
 ferry_status ferry__control_abort(ferry__server *s)
 {
-    struct timespec until =
-        ferry__timespec_at(ferry__now_ns() + ABORT_WAIT_MS * INT64_C(1000000));
+    int64_t until = ferry__now_ns() + ABORT_WAIT_MS * INT64_C(1000000);
 
     /* First without the control lock: an update that holds it must end. A
      * commit is not stopped half way. */
-    if (pthread_mutex_clocklock(&s->ending, CLOCK_MONOTONIC, &until) != 0)
+    if (!ferry__mutex_lock_until(&s->ending, until))
         return not_ended(s);
     ferry__rank_call_abort(s);
     pthread_mutex_unlock(&s->ending);
     /* An answer before the update let go would let the next trainer meet it. */
-    if (pthread_mutex_clocklock(&s->control, CLOCK_MONOTONIC, &until) != 0)
+    if (!ferry__mutex_lock_until(&s->control, until))
         return not_ended(s);
     if (s->round_open)
         end_open(s, FERRY_ECANCELED, "aborted by the trainer");

@@ -81,6 +81,18 @@ static void condition_waits_end_at_their_time(void **state)
     pthread_cond_destroy(&cond);
 }
 
+static void a_mutex_is_taken_or_its_time_passes(void **state)
+{
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    int64_t from = ferry__now_ns();
+
+    (void)state;
+    assert_true(ferry__mutex_lock_until(&mutex, from));
+    assert_false(ferry__mutex_lock_until(&mutex, from + 20000000));
+    assert_true(ferry__now_ns() >= from + 20000000);
+    pthread_mutex_unlock(&mutex);
+}
+
 static void futex_waits_are_bounded_and_wake_between_processes(void **state)
 {
     _Atomic uint32_t *word = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
@@ -121,6 +133,7 @@ int main(void)
         cmocka_unit_test(threads_have_a_name_and_block_signals),
         cmocka_unit_test(a_thread_that_cannot_start_is_an_error),
         cmocka_unit_test(condition_waits_end_at_their_time),
+        cmocka_unit_test(a_mutex_is_taken_or_its_time_passes),
         cmocka_unit_test(futex_waits_are_bounded_and_wake_between_processes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
