@@ -179,8 +179,9 @@ def run_part(seed: int, first: int, last: int) -> tuple[str, int, Rows]:
         try:
             chaos.run(range(first, last))
         except Broken as error:
-            chaos.abandon()
             return str(error), chaos.n_lives, chaos.rows
+        finally:
+            chaos.abandon()
     return "", chaos.n_lives, chaos.rows
 
 
