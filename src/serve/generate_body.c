@@ -144,7 +144,7 @@ bool ferry__read_sampling(ferry__exchange *x, json_t *params, const char *where,
                      &r->sampling.temperature) ||
         !read_number(x, params, where, "top_p", 1e-9, 1, &r->sampling.top_p))
         return false;
-    if (json_object_get(params, "seed") == NULL) {
+    if (!json_is_integer(json_object_get(params, "seed"))) {
         /* Unseeded requests differ from each other, not from run to run. */
         pthread_mutex_lock(&x->server->lock);
         seed += (int64_t)x->server->next_id * 7919;
@@ -326,6 +326,26 @@ static json_t *token_text(const ferry__request *r, int32_t id)
     return json_string(text);
 }
 
+/* UTF-8 characters, as offsets into the text are counted. */
+static size_t characters(const char *text)
+{
+    size_t n = 0;
+
+    for (; text != NULL && *text != '\0'; text++)
+        n += ((unsigned char)*text & 0xC0) != 0x80;
+    return n;
+}
+
+/* The stop id or text that ended it. */
+json_t *ferry__write_stop_reason(const ferry__request *r)
+{
+    if (r->stop_reason >= 0)
+        return json_integer(r->stop_reason);
+    if (r->stop_text >= 0)
+        return json_string(r->stop_texts[r->stop_text]);
+    return json_null();
+}
+
 json_t *ferry__write_logprobs_completion(const ferry__request *r)
 {
     json_t *tokens = json_array(), *logprobs = json_array();
@@ -337,7 +357,7 @@ json_t *ferry__write_logprobs_completion(const ferry__request *r)
         const char *key = json_string_value(text);
 
         json_array_append_new(offsets, json_integer((json_int_t)at));
-        at += json_string_length(text);
+        at += characters(json_string_value(text));
         json_array_append_new(logprobs, json_real(r->picked[i].picked.logprob));
         for (int32_t k = 0; k < r->n_top; k++) {
             json_t *name = token_text(r, r->picked[i].top[k].token);

@@ -15,6 +15,7 @@ bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *where,
                         ferry__request *r);
 /* Decoded text of the output, up to a stop text. NULL without tokenizer. */
 json_t *ferry__write_text(const ferry__request *r);
+json_t *ferry__write_stop_reason(const ferry__request *r);
 json_t *ferry__write_ids(const int32_t *ids, int32_t n);
 /* [{"version", "start", "end"}, …]; null when there is no token. */
 json_t *ferry__write_spans(const ferry__request *r);

@@ -21,7 +21,7 @@ ferry_status ferry__request_create(ferry__request **out)
         return ferry_fail(FERRY_ENOMEM, "no lock for a request");
     }
     r->slot = -1;
-    r->stop_reason = -1;
+    r->stop_reason = r->stop_text = -1;
     *out = r;
     return FERRY_OK;
 }
@@ -43,6 +43,7 @@ void ferry__request_destroy(ferry__request **request)
     ferry__free(r->stop_ids);
     ferry__free(r->tokens);
     ferry__free(r->picked);
+    ferry__free(r->cache_version);
     ferry__str_free(&r->text);
     pthread_cond_destroy(&r->cond);
     pthread_mutex_destroy(&r->lock);
@@ -110,8 +111,10 @@ static bool stops_on_text(ferry__request *r, int32_t token)
     if (bytes != NULL)
         ferry__str_append_n(&r->text, bytes, n);
     for (int32_t i = 0; r->text.data != NULL && i < r->n_stop_texts; i++)
-        if (strstr(r->text.data, r->stop_texts[i]) != NULL)
+        if (strstr(r->text.data, r->stop_texts[i]) != NULL) {
+            r->stop_text = i;
             return true;
+        }
     return false;
 }
 

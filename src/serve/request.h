@@ -35,12 +35,15 @@ typedef struct ferry__request {
     int32_t n_out, out_capacity;
     ferry__version_span *spans;
     size_t n_spans, spans_capacity;
-    ferry__str text;           /* bytes so far, when stop_texts are set */
-    int32_t n_computed;        /* tokens in the cache */
+    ferry__str text;     /* bytes so far, when stop_texts are set */
+    int32_t n_computed;  /* tokens in the cache */
+    char *cache_version; /* owned; of the weights that began it */
+    int64_t cache_since_ns;
     int32_t slot;              /* -1: none */
     bool abort;                /* asked to end */
     const char *finish_reason; /* "stop", "length", "abort", "error" */
     int32_t stop_reason;       /* stop id that ended it, or -1 */
+    int32_t stop_text;         /* stop text that ended it, or -1 */
     ferry_status status;       /* of "error" */
     char failure[512];
     /* completion */

@@ -92,7 +92,7 @@ static void reply_completion(ferry__exchange *x, json_t *body,
         "logprobs",
         want_logprobs ? ferry__write_logprobs_completion(r) : json_null(),
         "finish_reason", r->finish_reason, "stop_reason",
-        r->stop_reason < 0 ? json_null() : json_integer(r->stop_reason));
+        ferry__write_stop_reason(r));
 
     if (json_is_true(json_object_get(body, "return_token_ids"))) {
         json_object_set_new(choice, "token_ids",
@@ -132,13 +132,13 @@ static void reply_generate(ferry__exchange *x, json_t *params,
                            const ferry__request *r)
 {
     bool want_logprobs = json_is_integer(json_object_get(params, "logprobs"));
-    json_t *choice = json_pack(
-        "{s:i,s:o,s:s,s:o,s:o,s:o}", "index", 0, "logprobs",
-        want_logprobs ? ferry__write_logprobs_chat(r) : json_null(),
-        "finish_reason", r->finish_reason, "stop_reason",
-        r->stop_reason < 0 ? json_null() : json_integer(r->stop_reason),
-        "token_ids", ferry__write_ids(r->tokens, r->n_out), "weight_versions",
-        ferry__write_spans(r));
+    json_t *choice =
+        json_pack("{s:i,s:o,s:s,s:o,s:o,s:o}", "index", 0, "logprobs",
+                  want_logprobs ? ferry__write_logprobs_chat(r) : json_null(),
+                  "finish_reason", r->finish_reason, "stop_reason",
+                  ferry__write_stop_reason(r), "token_ids",
+                  ferry__write_ids(r->tokens, r->n_out), "weight_versions",
+                  ferry__write_spans(r));
 
     ferry__reply_json(x, json_pack("{s:s,s:[o],s:n,s:o}", "request_id", r->id,
                                    "choices", choice, "prompt_logprobs",

@@ -80,6 +80,22 @@ static json_t *rank_statuses(ferry__replica *r, bool up)
     return array;
 }
 
+/* The label of the weights that began the oldest cache in use; null without
+ * one. Under the replica's lock. */
+static json_t *oldest_cache(const ferry__replica *r)
+{
+    const ferry__request *oldest = NULL;
+
+    for (int32_t i = 0; i < r->server->options->max_seqs; i++) {
+        const ferry__request *q = r->active[i];
+
+        if (q != NULL && q->n_computed > 0 && q->cache_version != NULL &&
+            (oldest == NULL || q->cache_since_ns < oldest->cache_since_ns))
+            oldest = q;
+    }
+    return oldest == NULL ? json_null() : json_string(oldest->cache_version);
+}
+
 static json_t *replica_status(ferry__replica *r)
 {
     json_t *o;
@@ -92,6 +108,7 @@ static json_t *replica_status(ferry__replica *r)
                   r->gates == 0, "reason", r->reason, "running",
                   (int)r->n_active, "waiting", (int)r->n_queued, "restarts",
                   (json_int_t)r->n_restarts);
+    json_object_set_new(o, "oldest_cache_version", oldest_cache(r));
     pthread_mutex_unlock(&r->lock);
     json_object_set_new(o, "ranks", rank_statuses(r, up));
     return o;

@@ -149,6 +149,15 @@ static void compose(ferry__replica *r, step_plan *p)
         memcpy(p->frame.data, &head, sizeof head);
 }
 
+/* The cache of a request begins with these weights; a kept one outlives them.
+ */
+static void note_cache(ferry__request *q, const char *version)
+{
+    ferry__free(q->cache_version);
+    q->cache_version = ferry__strdup(version);
+    q->cache_since_ns = ferry__now_ns();
+}
+
 /* Books the tokens of a finished step. Under the replica's lock. */
 static void take_tokens(ferry__replica *r, const step_plan *p,
                         const ferry__step_token *tokens, size_t n_tokens,
@@ -163,6 +172,8 @@ static void take_tokens(ferry__replica *r, const step_plan *p,
 
         if (q == NULL)
             continue;
+        if (q->n_computed == 0)
+            note_cache(q, version);
         q->n_computed += p->counts[i];
         if (!p->samples[i])
             continue;

@@ -180,7 +180,7 @@ def test_stop_text_is_cut_off(server: Server) -> None:
     stop = text[middle]
     choice = ask(server, "the weights", stop=[stop])["choices"][0]
     assert choice["text"] == text[: text.index(stop)]
-    assert choice["finish_reason"] == "stop"
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
 # ---- text, logprobs ----

@@ -137,11 +137,15 @@ def test_o53_a_kept_request_goes_on_over_the_cache_that_was_asked_for(
                     f"/pause?mode=keep&clear_cache={flag}").code == 200
                 held = server.status()["replicas"][0]["running"] == 1
                 push(b, server.url, version="new")
+                replica = server.status()["replicas"][0]
+                if held and replica["running"] == 1 and not clear:
+                    assert replica["oldest_cache_version"] == "old"
                 assert server.post("/resume").code == 200
                 choice = job.result(timeout=60)
             spans = choice["weight_versions"]
             if held and len(spans) == 2:
                 break
+        assert server.status()["replicas"][0]["oldest_cache_version"] is None
     assert [s["version"] for s in spans] == ["old", "new"]
     tokens, k = choice["token_ids"], spans[1]["start"]
     old = llama.Llama(model_files.open_model(str(a)))
