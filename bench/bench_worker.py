@@ -172,6 +172,47 @@ def q8_0_update(report: Report, work: Path, folder: Path, rounds: int,
                total_ms=spread(ours), ratio=ratio, update_ms=spread(inside))
 
 
+def paced_push(folder: Path, url: str, delay: str | None) -> float:
+    """Milliseconds of the third round of a push whose source takes `delay`
+    before every parameter."""
+    env = {**os.environ, **QUIET}
+    if delay is not None:
+        env["FERRY_FAULT"] = f"delay={delay}"
+    done = subprocess.run(
+        [BUILD / "bin" / "ferry", "push", folder, url, "--backend",
+         "fault:ipc", "--dtype", "f32", "--rounds", "3", "--json"],
+        capture_output=True, text=True, env=env, timeout=120,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"push: {done.stderr.strip()}")
+    return json.loads(done.stdout.splitlines()[-1])["total_ms"]
+
+
+def deferred(report: Report, work: Path, folder: Path, rounds: int) -> None:
+    """q8_0 on a background thread while a paced source sends: the round takes
+    little more than the longer of the two, the wire (paced, stored as it
+    comes) and the quantising (not paced, in line)."""
+    wire, quantise, both = [], [], []
+    with serve(work, "wire", folder, "--kernel-format", "f32", "--threads",
+               "1") as plain, serve(
+            work, "inline", folder, "--kernel-format", "q8_0", "--threads",
+            "1") as inline, serve(
+            work, "defer", folder, "--kernel-format", "q8_0", "--threads",
+            "1", "--defer", "1") as later:
+        for _ in range(rounds):
+            wire.append(paced_push(folder, plain.url, "1ms"))
+            quantise.append(paced_push(folder, inline.url, None))
+            both.append(paced_push(folder, later.url, "1ms"))
+    limits = [max(a, b) for a, b in zip(wire, quantise)]
+    ratio = spread(ratios(both, limits))
+    report.row("deferred_q8_0", ratio["median"], "x the longer of the two",
+               limit=round(spread(limits)["median"], 3), goal=1.2,
+               ok=ratio["median"] <= 1.2,
+               peers={"wire_ms": spread(wire),
+                      "quantise_ms": spread(quantise)},
+               total_ms=spread(both), ratio=ratio)
+
+
 def peak_pss(report: Report, work: Path, folder: Path, rounds: int,
              tp: int) -> None:
     """What a rank holds during a push beyond what it holds before the first:
@@ -221,7 +262,7 @@ def decode(report: Report, work: Path, gguf: Path, rounds: int) -> None:
 
 
 CASES = ["empty_round", "commit_stop", "generate_during_update",
-         "q8_0_update", "peak_pss", "decode"]
+         "q8_0_update", "deferred", "peak_pss", "decode"]
 
 
 def run(report: Report, only: list[str], rounds: int, threads: int,
@@ -245,6 +286,8 @@ def run(report: Report, only: list[str], rounds: int, threads: int,
         if "q8_0_update" in only:
             q8_0_update(report, work, folder, rounds, "F32")
             q8_0_update(report, work, folder, rounds, "BF16")
+        if "deferred" in only:
+            deferred(report, work, folder, rounds)
         if "peak_pss" in only:
             peak_pss(report, work, folder, rounds, 1)
             peak_pss(report, work, folder, rounds, 3)
