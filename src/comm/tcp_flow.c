@@ -437,6 +437,8 @@ static ferry_status run(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
 
         if (status != FERRY_OK)
             return status;
+        if (atomic_load(&c->aborted))
+            return listen_to_all(c, call->name);
         if (moved) {
             moved_ns = c->no_progress_ms > 0 ? ferry__now_ns() : moved_ns;
             if (!ferry__deadline_passed(&call->deadline))
