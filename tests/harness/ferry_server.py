@@ -95,6 +95,11 @@ class Server:
             *(["--weight-transfer-config", IPC] if weights else []),
             *args,
         ]
+        # ggml is not instrumented: the thread sanitizer takes its barriers for
+        # races, which one thread a rank does not have.
+        if "thread" in os.environ.get("FERRY_SANITIZE", "") and \
+                "--threads" not in self.command:
+            self.command += ["--threads", "1"]
         self._log = self.log_path.open("w")
         self.process = subprocess.Popen(
             self.command,
