@@ -62,6 +62,8 @@ const char *cli_hint(char *buffer, size_t size_bytes, const char *prefix,
 int cli_fail(const char *command, ferry_status status);
 /* Prints `value` as one line on standard output and frees it. */
 void cli_json_print(json_t *value);
+/* Flushes standard output and keeps the cause of a failure. */
+void cli_flush(void);
 /* "269.1 MB". Returns buffer. */
 const char *cli_bytes_text(char *buffer, size_t size_bytes, uint64_t bytes);
 /* Flushes standard output; the exit code given, or 1 with a line when what

@@ -18,6 +18,16 @@ int cli_fail(const char *command, ferry_status status)
     return status == FERRY_ECONN ? CLI_EXIT_UNREACHABLE : CLI_EXIT_FAILED;
 }
 
+/* The cause of the first write that was lost: the stream itself forgets it. */
+static int lost;
+
+void cli_flush(void)
+{
+    errno = 0;
+    if (fflush(stdout) != 0 && lost == 0)
+        lost = errno;
+}
+
 void cli_json_print(json_t *value)
 {
     if (!value) {
@@ -28,7 +38,7 @@ void cli_json_print(json_t *value)
                JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
     putchar('\n');
     /* A line a round is of use at once, to whoever reads along. */
-    fflush(stdout);
+    cli_flush();
     json_decref(value);
 }
 
@@ -49,16 +59,11 @@ const char *cli_bytes_text(char *buffer, size_t size_bytes, uint64_t bytes)
 
 int cli_finish(int code)
 {
-    int error;
-
-    errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return code;
-    error = errno;
-    if (error == EPIPE || error == 0)
+    cli_flush();
+    if (lost == EPIPE || lost == 0)
         return code;
     fprintf(stderr, "ferry: cannot write standard output: %s\n",
-            strerror(error));
+            strerror(lost));
     return code ? code : CLI_EXIT_FAILED;
 }
 

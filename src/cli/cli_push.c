@@ -37,7 +37,7 @@ void cli_push_print(const cli_push_options *options, int64_t round,
            "digest %.1f ms, finish %.1f ms\n",
            stats->start_ms, stats->gather_ms, stats->pack_ms, stats->wire_ms,
            stats->digest_ms, stats->finish_ms);
-    fflush(stdout);
+    cli_flush();
 }
 
 void cli_push_print_json(const cli_push_options *options, int64_t round,

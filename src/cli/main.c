@@ -4,6 +4,8 @@
  * neither ggml nor a transport can be loaded. */
 #include "cli/cli.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -83,8 +85,21 @@ static int run(int argc, char **argv)
     return unknown_command(argv[i]);
 }
 
+/* A descriptor that the caller closed would be given to the first socket or
+ * file opened here, and what is printed would go there. Standard output is
+ * taken by what cannot be written, so that a lost result is still an error;
+ * what goes to standard error is dropped. */
+static void fill_descriptors(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) < 0)
+            return;
+}
+
 int main(int argc, char **argv)
 {
+    fill_descriptors();
     /* A closed pipe or socket is an error of the write, not the end of the
      * program. The library leaves this choice to its user; this is it. */
     signal(SIGPIPE, SIG_IGN);
