@@ -3,9 +3,14 @@
  * same bounds, the same reading of addresses and failures as a push has. */
 #include "cli/cli_http.h"
 
+#include "cli/cli.h"
+
 #include "base/json.h"
+#include "base/str.h"
 #include "clients/http_client.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,4 +74,29 @@ ferry_status cli_http_json(const cli_http *http, const char *route,
     free(text);
     ferry_client_close(&client);
     return status;
+}
+
+int cli_ca_check(const char *command, const char *ca_file)
+{
+    char line[512];
+    bool found = false;
+    FILE *file;
+    int error;
+
+    if (!ca_file)
+        return -1;
+    file = fopen(ca_file, "re");
+    if (!file)
+        return cli_usage(command, "--ca %s: %s", ca_file, strerror(errno));
+    errno = 0;
+    while (!found && fgets(line, sizeof(line), file))
+        found = ferry__starts_with(line, "-----BEGIN ") &&
+                strstr(line, "CERTIFICATE-----") != NULL;
+    error = ferror(file) ? errno : 0;
+    fclose(file);
+    if (error)
+        return cli_usage(command, "--ca %s: %s", ca_file, strerror(error));
+    if (!found)
+        return cli_usage(command, "--ca %s: holds no PEM certificate", ca_file);
+    return -1;
 }

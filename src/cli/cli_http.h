@@ -19,4 +19,8 @@ typedef struct cli_http {
 ferry_status cli_http_json(const cli_http *http, const char *route,
                            const json_t *body, json_t **out_reply);
 
+/* Says of --ca FILE that it cannot be read or holds no certificate, before
+ * anything is connected: -1 to go on, or 2. NULL is fine. */
+int cli_ca_check(const char *command, const char *ca_file);
+
 #endif

@@ -222,7 +222,7 @@ static int print_reply(json_t *reply)
         print_ids(json_object_get(choice, "token_ids"));
     if (options.logprobs >= 0)
         print_logprobs(logprobs);
-    fflush(stdout);
+    cli_flush();
     print_note(choice);
     return CLI_EXIT_OK;
 }
@@ -249,6 +249,9 @@ static int run(int argc, char **argv)
         return cli_usage("generate", "--chat goes with --prompt only");
     if (options.system && !options.chat)
         return cli_usage("generate", "--system goes with --chat only");
+    code = cli_ca_check("generate", options.ca);
+    if (code >= 0)
+        return code;
     body = make_body();
     if (!body)
         return CLI_EXIT_USAGE;

@@ -3,6 +3,7 @@
  * Invariant: an interrupt ends the round cleanly, with the servers told; only
  * the second one ends the program at once. */
 #include "cli/cli.h"
+#include "cli/cli_http.h"
 #include "cli/cli_progress.h"
 #include "cli/cli_push.h"
 #include "cli/cli_source.h"
@@ -12,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define URLS_MAX 64
+#define URLS_MAX          64
+#define VERSION_BYTES_MAX 256
 
 static cli_push_options options = {
     .backend = "ipc", .dtype = FERRY_DTYPE_NONE, .rounds = 1, .timeout = 300};
@@ -64,6 +66,8 @@ const cli_command cli_push = {
 /* The init info of the backend: what was given, and what the flags say. */
 static json_t *make_init_info(void)
 {
+    /* Another rank than 0 sends nothing by itself. */
+    static const char *const own[] = {"rank", "backend"};
     json_error_t error;
     json_t *info = json_object();
 
@@ -77,6 +81,14 @@ static json_t *make_init_info(void)
             return NULL;
         }
     }
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        if (json_object_get(info, own[i])) {
+            cli_usage("push", "--init-info takes no \"%s\"%s", own[i],
+                      own[i][0] == 'b' ? ", --backend says it"
+                                       : ": a push is rank 0");
+            json_decref(info);
+            return NULL;
+        }
     if (options.packed && json_object_get(info, "packed")) {
         cli_usage("push", "--packed and --init-info both give packed");
         json_decref(info);
@@ -84,8 +96,7 @@ static json_t *make_init_info(void)
     }
     if (options.packed)
         json_object_set_new(info, "packed", json_true());
-    if (!json_object_get(info, "rank"))
-        json_object_set_new(info, "rank", json_integer(0));
+    json_object_set_new(info, "rank", json_integer(0));
     if (!json_object_get(info, "deadline_ms"))
         json_object_set_new(info, "deadline_ms",
                             json_integer(options.timeout * 1000));
@@ -209,17 +220,64 @@ static int run_with(char **args, int count, const json_t *init_info)
     status = open_source(args[0], &source);
     if (status != FERRY_OK) {
         code = cli_fail("push", status);
+    } else if (source.count == 0) {
+        code = cli_fail(
+            "push", ferry_fail(FERRY_EINVAL, "%s has no parameters", args[0]));
+        cli_source_close(&source);
     } else {
         if (!options.json)
             printf("%s: %zu parameters, %s, by %s\n", args[0], source.count,
                    cli_bytes_text(bytes, sizeof(bytes), source.bytes),
                    options.backend);
-        fflush(stdout);
+        cli_flush();
         code = push(&source, init_info, &client);
         cli_source_close(&source);
     }
     ferry_client_close(&client);
     return code;
+}
+
+/* Names that differ by slashes at the end are one server. */
+static bool is_same_url(const char *a, const char *b)
+{
+    size_t length_a = strlen(a), length_b = strlen(b);
+
+    while (length_a > 0 && a[length_a - 1] == '/')
+        length_a--;
+    while (length_b > 0 && b[length_b - 1] == '/')
+        length_b--;
+    return length_a == length_b && strncmp(a, b, length_a) == 0;
+}
+
+/* A server given twice would be told twice to begin the same round. -1, or
+ * the exit code. */
+static int check_urls(char **urls, int count)
+{
+    if (count > URLS_MAX)
+        return cli_usage("push", "at most %d URLs, got %d", URLS_MAX, count);
+    for (int i = 1; i < count; i++)
+        for (int k = 0; k < i; k++)
+            if (is_same_url(urls[i], urls[k]))
+                return cli_usage("push", "URL %s is given twice", urls[i]);
+    return -1;
+}
+
+/* The label goes into JSON and into logs. -1, or the exit code. */
+static int check_version(const char *version)
+{
+    json_t *text;
+
+    if (!version)
+        return -1;
+    if (!version[0] || strlen(version) > VERSION_BYTES_MAX)
+        return cli_usage("push",
+                         "--weight-version takes 1 to %d bytes, got %zu",
+                         VERSION_BYTES_MAX, strlen(version));
+    text = json_string(version);
+    if (!text)
+        return cli_usage("push", "--weight-version takes UTF-8");
+    json_decref(text);
+    return -1;
 }
 
 static int open_trace(char **urls, int count)
@@ -248,9 +306,13 @@ static int run(int argc, char **argv)
     if (argc - first < 2)
         return cli_usage("push", "%s is missing",
                          argc == first ? "SOURCE" : "URL");
-    if (argc - first - 1 > URLS_MAX)
-        return cli_usage("push", "at most %d URLs, got %d", URLS_MAX,
-                         argc - first - 1);
+    code = check_urls(argv + first + 1, argc - first - 1);
+    if (code < 0)
+        code = check_version(options.version);
+    if (code < 0)
+        code = cli_ca_check("push", options.ca);
+    if (code >= 0)
+        return code;
     init_info = make_init_info();
     if (!init_info)
         return CLI_EXIT_USAGE;

@@ -305,6 +305,9 @@ static int run(int argc, char **argv)
                                             argc == first ? "SOURCE" : "URL")
                                 : cli_usage("verify", "unexpected argument %s",
                                             argv[first + 2]);
+    code = cli_ca_check("verify", options.ca);
+    if (code >= 0)
+        return code;
     http.base_url = argv[first + 1];
     http.token = options.token;
     http.ca_file = options.ca;

@@ -122,6 +122,21 @@ def test_version() -> None:
             "both give packed",
         ),
         (["push", "m", "nonsense://h"], "nonsense"),
+        (["push", "m", "http://h", "--init-info", '{"rank":1}'], '"rank"'),
+        (
+            ["push", "m", "http://h", "--init-info", '{"backend":"nccl"}'],
+            '"backend", --backend says it',
+        ),
+        (["push", "m", "http://h", "http://h/"], "http://h/ is given twice"),
+        (["push", "m", "http://h", "--weight-version", ""], "got 0"),
+        (["push", "m", "http://h", "--weight-version", "x" * 257], "got 257"),
+        (["push", "m", "http://h", "--weight-version", "\udcff"], "UTF-8"),
+        (["push", "m", "https://h", "--ca", "/nothing"], "--ca /nothing: No"),
+        (["verify", "m", "https://h", "--ca", "/dev/null"], "no PEM"),
+        (
+            ["generate", "--url", "https://h", "--prompt", "x", "--ca", "/"],
+            "--ca /: ",
+        ),
         (["push", "--json=1", "m", "http://h"], "--json takes no value"),
         (["generate", "--prompt", "x"], "--url is missing"),
         (["generate", "--url", "http://h"], "one of --prompt and --token-ids"),
@@ -153,13 +168,32 @@ def test_a_missing_source_is_1(tmp_path: pathlib.Path) -> None:
     assert "nothing" in one_line(done.stderr)
 
 
+def write_safetensors(
+    path: pathlib.Path, entries: dict[str, Any], data: bytes = b""
+) -> None:
+    """Write a safetensors file with this header."""
+    text = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def test_a_source_without_parameters_is_not_pushed(
+    tmp_path: pathlib.Path,
+) -> None:
+    empty = tmp_path / "empty.safetensors"
+    write_safetensors(empty, {})
+    url = f"http://127.0.0.1:{closed_port()}"
+    done = ferry("push", str(empty), url)
+    assert done.returncode == 1 and done.stdout == ""
+    assert "empty.safetensors has no parameters" in one_line(done.stderr)
+
+
 def test_a_server_that_is_not_there_is_3(llama: pathlib.Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     for args in (
         ["generate", "--url", url, "--prompt", "x"],
         ["verify", str(llama), url],
         ["push", str(llama), url],
-        ["push", str(llama), url, url, "--json"],
+        ["push", str(llama), url, url + "/also", "--json"],
     ):
         done = ferry(*args)
         assert done.returncode == 3, done
@@ -197,6 +231,48 @@ def test_output_that_is_lost_is_a_failure(llama: pathlib.Path) -> None:
         )
     assert done.returncode == 1
     assert "No space left" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+def test_closed_descriptors_are_not_reused(
+    llama: pathlib.Path, closed: list[int]
+) -> None:
+    """No socket becomes standard error, and lost output is a failure."""
+    how = " ".join(f"{fd}>&-" for fd in closed)
+    got: list[bytes] = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(20)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        push = subprocess.Popen(
+            ["sh", "-c", f'exec "$0" push "$1" {url} {how}', FERRY]
+            + [str(llama)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            peer, _ = listener.accept()
+            with peer:
+                peer.settimeout(20)
+                got.append(peer.recv(65536))
+                links = pathlib.Path(f"/proc/{push.pid}/fd")
+                for fd in closed:
+                    assert os.readlink(links / str(fd)) == "/dev/null"
+            push.wait(20)
+        finally:
+            push.kill()
+            push.wait()
+    assert re.match(rb"(GET|POST) /", got[0])
+    if 1 in closed:
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$0" info >&-', FERRY],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 1
+        assert "standard output" in one_line(done.stderr)
 
 
 # ---- info (F2) ------------------------------------------------------------
