@@ -338,8 +338,12 @@ static ferry_status transfer_failed(const ferry__http_client *c,
     case CURLE_SEND_ERROR:
         return ferry_fail(FERRY_ECONN,
                           "%s: %s: %s closed the connection before its "
-                          "answer was whole",
-                          base, op->name, c->address.host_port);
+                          "answer was whole%s",
+                          base, op->name, c->address.host_port,
+                          code == CURLE_GOT_NOTHING &&
+                                  ferry__starts_with(base, "http://")
+                              ? "; is it an https server?"
+                              : "");
     default:
         return ferry_fail(FERRY_ECONN, "%s: %s: %s", base, op->name, text);
     }
