@@ -161,6 +161,10 @@ static ferry_status load_file(safetensors_source *s, const char *path,
 
     FERRY_TRY(ferry__mapped_open(path, file));
     s->n_files++;
+    if (file->size_bytes >= 4 && memcmp(file->bytes, "GGUF", 4) == 0)
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: is a GGUF file, not a safetensors file",
+                          path);
     FERRY_TRY(
         ferry__safetensors_parse(path, file->bytes, file->size_bytes, &header));
     st = FERRY_OK;
@@ -279,6 +283,7 @@ static ferry_status open_file(const char *path, ferry_source *out_source)
 ferry_status ferry_source_safetensors(const char *path,
                                       ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     ferry_status st;
     char *file;
 
