@@ -7,6 +7,7 @@
 
 #include <ferry/ferry.h>
 #include <jansson.h>
+#include <stdio.h>
 
 /* Exit codes, as `ferry --help` and docs/cli.md state them. */
 typedef enum cli_exit {
@@ -62,6 +63,10 @@ const char *cli_hint(char *buffer, size_t size_bytes, const char *prefix,
 int cli_fail(const char *command, ferry_status status);
 /* Prints `value` as one line on standard output and frees it. */
 void cli_json_print(json_t *value);
+/* Prints text that others chose, its control characters as \xNN: a name must
+ * neither end the line nor steer the terminal. Returns the bytes printed;
+ * `to` NULL only counts them. */
+size_t cli_text_print(FILE *to, const char *text);
 /* Flushes standard output and keeps the cause of a failure. */
 void cli_flush(void);
 /* "269.1 MB". Returns buffer. */

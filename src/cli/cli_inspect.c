@@ -50,10 +50,13 @@ static void print_group(size_t index, const ferry_param_meta *params,
 
     for (size_t i = 0; i < length; i++)
         bytes += cli_meta_bytes(&params[i]);
-    printf("group %zu: %zu parameters, %s, %s", index, length,
-           cli_bytes_text(text, sizeof(text), bytes), params[0].name);
-    if (length > 1)
-        printf(" to %s", params[length - 1].name);
+    printf("group %zu: %zu parameters, %s, ", index, length,
+           cli_bytes_text(text, sizeof(text), bytes));
+    cli_text_print(stdout, params[0].name);
+    if (length > 1) {
+        printf(" to ");
+        cli_text_print(stdout, params[length - 1].name);
+    }
     putchar('\n');
 }
 
@@ -157,7 +160,8 @@ static void print_plan(const json_t *plan)
     {
         const json_t *entries = json_object_get(param, "entries");
 
-        printf("%s %s", text_of(param, "name"), text_of(param, "dtype"));
+        cli_text_print(stdout, text_of(param, "name"));
+        printf(" %s", text_of(param, "dtype"));
         print_list(" ", json_object_get(param, "shape"));
         printf("%s\n",
                json_array_size(entries) ? "" : ": nothing on this rank");

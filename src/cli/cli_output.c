@@ -12,10 +12,37 @@ int cli_fail(const char *command, ferry_status status)
 {
     const char *line = ferry_last_error();
 
-    fprintf(stderr, "ferry %s: %s (%s)\n", command,
-            line[0] ? line : ferry_status_text(status),
-            ferry_status_name(status));
+    fprintf(stderr, "ferry %s: ", command);
+    cli_text_print(stderr, line[0] ? line : ferry_status_text(status));
+    fprintf(stderr, " (%s)\n", ferry_status_name(status));
     return status == FERRY_ECONN ? CLI_EXIT_UNREACHABLE : CLI_EXIT_FAILED;
+}
+
+/* The bytes of the control character at `text`, 0 for any other: ASCII's and
+ * those that UTF-8 writes as C2 80 to C2 9F. */
+static size_t control_bytes(const unsigned char *text)
+{
+    if (text[0] < 0x20 || text[0] == 0x7f)
+        return 1;
+    return text[0] == 0xc2 && text[1] >= 0x80 && text[1] <= 0x9f ? 2 : 0;
+}
+
+size_t cli_text_print(FILE *to, const char *text)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    size_t printed = 0;
+
+    while (*at) {
+        size_t n = control_bytes(at);
+
+        if (n == 0 && to)
+            fputc(*at, to);
+        for (size_t i = 0; i < n && to; i++)
+            fprintf(to, "\\x%02x", at[i]);
+        printed += n ? 4 * n : 1;
+        at += n ? n : 1;
+    }
+    return printed;
 }
 
 /* The cause of the first write that was lost: the stream itself forgets it. */

@@ -31,8 +31,10 @@ void cli_push_print(const cli_push_options *options, int64_t round,
     if (stats->bytes_sent != stats->bytes_declared)
         printf(", %s sent in all",
                cli_bytes_text(sent, sizeof(sent), stats->bytes_sent));
-    if (options->version)
-        printf(", version %s", options->version);
+    if (options->version) {
+        printf(", version ");
+        cli_text_print(stdout, options->version);
+    }
     printf("\n  start %.1f ms, gather %.1f ms, pack %.1f ms, wire %.1f ms, "
            "digest %.1f ms, finish %.1f ms\n",
            stats->start_ms, stats->gather_ms, stats->pack_ms, stats->wire_ms,

@@ -200,8 +200,8 @@ static void print_note(const json_t *choice)
         const char *version =
             json_string_value(json_object_get(span, "version"));
 
-        fprintf(stderr, "%s%s", i ? ", then " : ", weights ",
-                version ? version : "?");
+        fprintf(stderr, "%s", i ? ", then " : ", weights ");
+        cli_text_print(stderr, version ? version : "?");
     }
     fputc('\n', stderr);
 }

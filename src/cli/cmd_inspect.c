@@ -57,17 +57,20 @@ static void print_params(const ferry_param_meta *params, size_t count)
     int width = 0;
 
     for (size_t i = 0; i < count; i++) {
-        int length = snprintf(NULL, 0, "%s", params[i].name);
+        int length = (int)cli_text_print(NULL, params[i].name);
 
         width = length > width ? length : width;
     }
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        int length = (int)cli_text_print(stdout, params[i].name);
+
         printf(
-            "%-*s  %-10s %-18s %10s\n", width, params[i].name,
+            "%*s  %-10s %-18s %10s\n", width - length, "",
             ferry_dtype_name(params[i].dtype),
             ferry__shape_text(shape, sizeof(shape), params[i].ndim,
                               params[i].shape),
             cli_bytes_text(bytes, sizeof(bytes), cli_meta_bytes(&params[i])));
+    }
 }
 
 static int inspect_params(const char *path, const cli_source *source)

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct {
     const char *token, *kernel_format, *ca;
@@ -235,10 +236,11 @@ static void print_table(const comparison *all)
         printf("verify: ok, %zu parameters\n", all->n_matched);
         return;
     }
-    printf("verify: %zu parameters differ, first %s\n"
-           "  checkpoint %s\n  server     %s\n",
-           all->n_different, all->first.key, all->first.expected,
-           all->first.got);
+    printf("verify: %zu parameters differ, first ", all->n_different);
+    cli_text_print(stdout, all->first.key);
+    printf("\n  checkpoint %s\n  server     ", all->first.expected);
+    cli_text_print(stdout, all->first.got);
+    putchar('\n');
 }
 
 static int report(comparison *all, const peer *server, const char *format)
@@ -291,6 +293,27 @@ static int verify(const char *path, const cli_http *http)
     return code;
 }
 
+/* Says of a lone safetensors file that its shapes alone do not make a model.
+ * -1, or the exit code. */
+static int check_config(const char *path)
+{
+    const char *end = strrchr(path, '/');
+    size_t length = strlen(path);
+    int folder = end ? (int)(end - path) + 1 : 0;
+    char config[4096];
+    ferry_status status;
+
+    if (length < 12 || strcmp(path + length - 12, ".safetensors") != 0 ||
+        access(path, F_OK) != 0)
+        return -1;
+    snprintf(config, sizeof(config), "%.*sconfig.json", folder, path);
+    if (access(config, F_OK) == 0)
+        return -1;
+    status = ferry_fail(FERRY_EIO,
+                        "file %s: verify needs config.json beside it", path);
+    return cli_fail("verify", status);
+}
+
 static int run(int argc, char **argv)
 {
     cli_http http = {0};
@@ -306,6 +329,9 @@ static int run(int argc, char **argv)
                                 : cli_usage("verify", "unexpected argument %s",
                                             argv[first + 2]);
     code = cli_ca_check("verify", options.ca);
+    if (code >= 0)
+        return code;
+    code = check_config(argv[first]);
     if (code >= 0)
         return code;
     http.base_url = argv[first + 1];

@@ -187,6 +187,45 @@ def test_a_source_without_parameters_is_not_pushed(
     assert "empty.safetensors has no parameters" in one_line(done.stderr)
 
 
+def test_a_file_of_the_other_kind_is_named_as_such(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "empty.gguf").touch()
+    done = ferry("inspect", str(tmp_path / "empty.gguf"))
+    assert done.returncode == 1
+    assert "empty.gguf: is not a GGUF file" in one_line(done.stderr)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"GGUF" + bytes(28))
+    done = ferry("inspect", str(folder))
+    assert done.returncode == 1
+    assert "model.safetensors: is a GGUF file" in one_line(done.stderr)
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "odd.safetensors"
+    name = "a\nb\x1b[31mc\x85\u00e4"
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    write_safetensors(path, {name: entry}, bytes(4))
+    shown = "a\\x0ab\\x1b[31mc\\xc2\\x85\u00e4"
+    lines = ferry("inspect", str(path)).stdout.splitlines()
+    assert len(lines) == 2 and lines[0].startswith(shown + "  float32")
+    groups = ferry("inspect", str(path), "--groups").stdout
+    assert shown in one_line(groups)
+    seen = json.loads(ferry("inspect", str(path), "--json").stdout)
+    assert seen["params"][0]["name"] == name
+
+
+def test_verify_of_a_lone_file_asks_for_the_config(
+    llama: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    lone = tmp_path / "x.safetensors"
+    lone.write_bytes((llama / "model.safetensors").read_bytes())
+    done = ferry("verify", str(lone), f"http://127.0.0.1:{closed_port()}")
+    assert done.returncode == 1
+    assert "needs config.json beside it" in one_line(done.stderr)
+
+
 def test_a_server_that_is_not_there_is_3(llama: pathlib.Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     for args in (

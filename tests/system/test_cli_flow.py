@@ -276,5 +276,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_plain_lines(
         done = ferry("push", models[1], url)
         assert "round 1: 100 % after" in done.stderr
         assert "[" not in done.stderr and "\x1b" not in done.stderr
+        done = ferry("push", models[1], url, "--weight-version", "v\x1b2")
+        assert ", version v\\x1b2\n" in done.stdout
         done = ferry("push", models[1], url, "--json")
         assert done.stderr == ""
