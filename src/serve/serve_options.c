@@ -19,7 +19,8 @@
     X(PORT, "port", "N", "port; 0 picks one [8000]")                           \
     X(PORT_FILE, "port-file", "FILE", "write the bound port here")             \
     X(API_KEY, "api-key", "TOKEN",                                             \
-      "bearer token for every route but /health [setting token]")              \
+      "bearer token for every route but /health and the page /ferry/ "         \
+      "[setting token]")                                                       \
     X(WEIGHT_KEY, "weight-api-key", "TOKEN",                                   \
       "bearer token of the weight routes, in place of that one")               \
     X(CERT, "tls-cert", "FILE", "serve https; PEM certificate chain")          \
@@ -65,14 +66,15 @@ enum flag_id {
 
 const char *ferry__serve_usage(void)
 {
-    return "usage: ferry serve MODEL [options]\n\n"
+    return "Usage: ferry serve MODEL [OPTIONS]\n\n"
            "MODEL is a folder with config.json and safetensors, or a GGUF "
            "file.\n\n"
 #define FLAG_LINE(id, flag, argument, help)                                    \
     "  --" flag " " argument "\n        " help "\n"
         FLAGS(FLAG_LINE)
 #undef FLAG_LINE
-            "\nexample:\n"
+            "  --log-level LEVEL\n        error, warn, info or debug [warn]\n"
+            "\nExamples:\n"
             "  ferry serve ./model --tensor-parallel-size 2 \\\n"
             "      --weight-transfer-config '{\"backend\":\"ipc\"}'\n";
 }

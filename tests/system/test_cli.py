@@ -90,10 +90,27 @@ def test_help_names_every_command_and_exit_code() -> None:
 def test_each_command_explains_itself(command: str) -> None:
     done = ferry(command, "--help")
     assert done.returncode == 0 and done.stderr == ""
-    assert f"ferry {command}" in done.stdout
-    assert "--help" in done.stdout or command == "serve"
-    if command != "serve":
-        assert "Examples:" in done.stdout
+    assert done.stdout.startswith(f"Usage: ferry {command}")
+    assert "--help" in done.stdout and "--log-level" in done.stdout
+    assert "Examples:" in done.stdout or command == "info"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_man_page_has_every_flag(command: str) -> None:
+    page = (SOURCE / "docs/man/ferry.1").read_text().replace("\\-", "-")
+    section = re.search(
+        rf'^\.(?:B|BI) "?{command}\b.*?(?=^\.TP\n\.BI? "?[a-z]|^\.PP)',
+        page,
+        re.M | re.S,
+    )
+    assert section
+    common = {"--help", "--json", "--log-level", "--token", "--timeout"}
+    flags = re.findall(r"^  (--[a-z-]+)", ferry(command, "--help").stdout, re.M)
+    assert len(flags) >= 3
+    for flag in set(flags) - common:
+        assert re.search(rf"{flag}\b(?!-)", section.group()), flag
+    for flag in common:
+        assert flag in page
 
 
 def test_version() -> None:
