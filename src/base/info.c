@@ -3,6 +3,7 @@
  * Layout of the group: one head, then the struct; strings and lists lie in
  * blocks that hang on the head. Invariant: nothing is handed out unless
  * every field was read and every check passed. */
+#include "base/log.h"
 #include "base/json.h"
 
 #include "base/alloc.h"
@@ -477,6 +478,8 @@ ferry_status ferry__info_from_json(const ferry_info_type *type,
 ferry_status ferry_info_parse(const ferry_info_type *type, const char *json,
                               void **out_info)
 {
+    FERRY__NEED(type);
+    FERRY__NEED(out_info);
     ferry_status status;
     json_t *object;
 

@@ -2,6 +2,7 @@
 /* Info structs described by tables: a typed struct becomes a JSON object.
  * Invariant: what ferry_info_format writes, ferry_info_parse reads back to
  * an equal struct. */
+#include "base/log.h"
 #include "base/json.h"
 
 #include "base/str.h"
@@ -153,6 +154,9 @@ static ferry_status write_fields(ferry__str *s, const ferry_info_type *type,
 ferry_status ferry_info_format(const ferry_info_type *type, const void *info,
                                char **out_json)
 {
+    FERRY__NEED(type);
+    FERRY__NEED(info);
+    FERRY__NEED(out_json);
     ferry__str s = {0};
     ferry_status status;
 

@@ -15,4 +15,13 @@ ferry_status ferry__fail_line(ferry_status status, const char *line);
 ferry_status ferry__fail_prefix(ferry_status status, const char *fmt, ...)
     FERRY_PRINTF(2, 3);
 
+/* A public function refuses a NULL argument by the name that its header
+ * gives it. */
+#define FERRY__NEED_AS(arg, name)                                              \
+    do {                                                                       \
+        if ((arg) == NULL)                                                     \
+            return ferry_fail(FERRY_EINVAL, "%s is NULL", name);               \
+    } while (0)
+#define FERRY__NEED(arg) FERRY__NEED_AS(arg, #arg)
+
 #endif

@@ -282,6 +282,7 @@ static ferry_status check_clients(const ferry_client *clients, size_t count)
 ferry_status ferry_client_fanout(ferry_client *clients, size_t count,
                                  ferry_client *out_client)
 {
+    FERRY__NEED(out_client);
     ferry__fanout *f;
 
     FERRY_TRY(check_clients(clients, count));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Element types: names, aliases, sizes, and which converts to which.
  * Invariant: one table (FERRY_DTYPE_TABLE) gives names, values and sizes. */
+#include "base/log.h"
 #include "base/str.h"
 #include "core/copy.h"
 #include <ctype.h>
@@ -97,6 +98,7 @@ static ferry_status unknown_dtype(const char *name)
 
 ferry_status ferry_dtype_parse(const char *name, ferry_dtype *out_dtype)
 {
+    FERRY__NEED(out_dtype);
     char text[LONGEST_NAME];
     if (!name)
         return ferry_fail(FERRY_EINVAL, "dtype name is NULL");

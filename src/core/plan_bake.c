@@ -2,6 +2,7 @@
 /* What a model's load may call: each call checks two views and records one
  * entry. Invariant: sources are views of this call's lazy tensor,
  * destinations are boxes of a slot; nothing else gets into a plan. */
+#include "base/log.h"
 #include "base/alloc.h"
 #include "base/str.h"
 #include "core/plan_private.h"
@@ -27,7 +28,10 @@ static const ferry_param *slot_param(const ferry_loader *loader,
 ferry_status ferry_loader_slot(ferry_loader *loader, size_t index,
                                ferry_tensor *out_slot)
 {
+    FERRY__NEED(loader);
     const ferry_model *model = &loader->plan->model;
+    if (out_slot == NULL)
+        return note(loader, ferry_fail(FERRY_EINVAL, "out_slot is NULL"));
     if (index >= model->n_params || index > INT32_MAX)
         return note(loader,
                     ferry_fail(FERRY_EINVAL, "parameter %s: slot %zu of %zu",
@@ -49,6 +53,9 @@ static ferry_status expect_shape(ferry_loader *loader,
                                  const ferry_tensor *tensor, int32_t ndim,
                                  const int64_t *shape)
 {
+    FERRY__NEED(tensor);
+    if (ndim > 0)
+        FERRY__NEED(shape);
     char want[256], got[256];
     bool same = ndim == tensor->ndim;
     for (int32_t i = 0; same && i < ndim; i++)
@@ -65,6 +72,7 @@ ferry_status ferry_loader_expect(ferry_loader *loader,
                                  const ferry_tensor *tensor, int32_t ndim,
                                  const int64_t *shape)
 {
+    FERRY__NEED(loader);
     return note(loader, expect_shape(loader, tensor, ndim, shape));
 }
 
@@ -185,6 +193,8 @@ static ferry_status record_copy(ferry_loader *loader, ferry__entry_kind kind,
                                 const ferry_tensor *dst,
                                 const ferry_tensor *src)
 {
+    FERRY__NEED(dst);
+    FERRY__NEED(src);
     ferry__entry e;
     memset(&e, 0, sizeof(e));
     FERRY_TRY(check_source(loader, src));
@@ -214,12 +224,14 @@ static ferry_status record_copy(ferry_loader *loader, ferry__entry_kind kind,
 ferry_status ferry_load_copy(ferry_loader *loader, const ferry_tensor *dst,
                              const ferry_tensor *src)
 {
+    FERRY__NEED(loader);
     return note(loader, record_copy(loader, FERRY__ENTRY_COPY, dst, src));
 }
 
 ferry_status ferry_load_tied(ferry_loader *loader, const ferry_tensor *dst,
                              const ferry_tensor *src)
 {
+    FERRY__NEED(loader);
     return note(loader, record_copy(loader, FERRY__ENTRY_TIED, dst, src));
 }
 
@@ -348,6 +360,9 @@ static ferry_status record_step(ferry_loader *loader, const ferry_step *step,
                                 const ferry_tensor *dst, int32_t input,
                                 const ferry_tensor *src)
 {
+    FERRY__NEED(step);
+    FERRY__NEED(dst);
+    FERRY__NEED(src);
     ferry__entry e;
     ferry__plan_step value;
     memset(&e, 0, sizeof(e));
@@ -383,5 +398,6 @@ ferry_status ferry_load_step(ferry_loader *loader, const ferry_step *step,
                              const ferry_tensor *dst, int32_t input,
                              const ferry_tensor *src)
 {
+    FERRY__NEED(loader);
     return note(loader, record_step(loader, step, dst, input, src));
 }

@@ -4,6 +4,7 @@
  * changes; looking a backend up opens its module outside the lock. */
 #include <ferry/registry.h>
 
+#include "base/log.h"
 #include "base/alloc.h"
 #include "base/str.h"
 #include "core/module.h"
@@ -421,6 +422,7 @@ ferry_status ferry_worker_register_lazy(const char *backend,
 ferry_status ferry_trainer_find(const char *backend,
                                 const ferry_trainer_engine_ops **out)
 {
+    FERRY__NEED(out);
     const void *ops;
 
     FERRY_TRY(find(&trainers, backend, &ops));
@@ -431,6 +433,7 @@ ferry_status ferry_trainer_find(const char *backend,
 ferry_status ferry_worker_find(const char *backend,
                                const ferry_worker_engine_ops **out)
 {
+    FERRY__NEED(out);
     const void *ops;
 
     FERRY_TRY(find(&workers, backend, &ops));
@@ -440,10 +443,12 @@ ferry_status ferry_worker_find(const char *backend,
 
 ferry_status ferry_trainer_list(size_t index, ferry_backend_info *out)
 {
+    FERRY__NEED(out);
     return list(&trainers, index, out);
 }
 
 ferry_status ferry_worker_list(size_t index, ferry_backend_info *out)
 {
+    FERRY__NEED(out);
     return list(&workers, index, out);
 }

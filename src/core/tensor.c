@@ -2,6 +2,7 @@
 /* Tensors: making them, their sizes, and the public copy.
  * Invariant: a tensor that ferry_tensor_init made has a byte size that fits
  * size_t and strides that fit int64_t, and so has every view of it. */
+#include "base/log.h"
 #include "base/alloc.h"
 #include "base/str.h"
 #include "core/copy.h"
@@ -35,6 +36,9 @@ static ferry_status too_large(int32_t ndim, const int64_t *shape,
 ferry_status ferry_tensor_init(ferry_tensor *out, void *data, ferry_dtype dtype,
                                int32_t ndim, const int64_t *shape)
 {
+    FERRY__NEED(out);
+    if (ndim > 0)
+        FERRY__NEED(shape);
     ferry_tensor t;
     int64_t span = 1, bytes;
 
@@ -65,6 +69,8 @@ ferry_status ferry_tensor_init(ferry_tensor *out, void *data, ferry_dtype dtype,
 
 int64_t ferry_tensor_numel(const ferry_tensor *t)
 {
+    if (t == NULL)
+        return 0;
     int64_t n = 1;
     for (int32_t i = 0; i < t->ndim; i++) {
         if (t->shape[i] == 0)
@@ -76,6 +82,8 @@ int64_t ferry_tensor_numel(const ferry_tensor *t)
 
 size_t ferry_tensor_bytes(const ferry_tensor *t)
 {
+    if (t == NULL)
+        return 0;
     int64_t block = ferry_dtype_block(t->dtype);
     if (block == 0)
         return 0;
@@ -85,6 +93,8 @@ size_t ferry_tensor_bytes(const ferry_tensor *t)
 
 bool ferry_tensor_is_contiguous(const ferry_tensor *t)
 {
+    if (t == NULL)
+        return false;
     int64_t span = 1;
     if (ferry_tensor_numel(t) == 0)
         return true;
@@ -100,6 +110,8 @@ bool ferry_tensor_is_contiguous(const ferry_tensor *t)
 
 void *ferry_tensor_data(const ferry_tensor *t)
 {
+    if (t == NULL)
+        return NULL;
     int64_t block = ferry_dtype_block(t->dtype);
     if (!t->data || block == 0)
         return NULL;
@@ -124,6 +136,8 @@ static ferry_status check_shapes(const ferry_tensor *dst,
 
 ferry_status ferry_tensor_copy(const ferry_tensor *dst, const ferry_tensor *src)
 {
+    FERRY__NEED(dst);
+    FERRY__NEED(src);
     ferry__copy_op op;
 
     FERRY_TRY(check_shapes(dst, src));

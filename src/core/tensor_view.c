@@ -2,6 +2,7 @@
 /* The view algebra: narrow, select, transpose, permute, chunk, view, flatten,
  * unsqueeze, squeeze. Invariant: a view never reaches outside the elements
  * of the tensor it was taken of, and no byte is read. */
+#include "base/log.h"
 #include "base/alloc.h"
 #include "base/str.h"
 #include <ferry/tensor.h>
@@ -57,6 +58,8 @@ ferry_status ferry_tensor_narrow(const ferry_tensor *t, int32_t dim,
                                  int64_t start, int64_t length,
                                  ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
     ferry_tensor v = *t;
     int32_t d = 0;
     FERRY_TRY(pick_dim("narrow", t, dim, t->ndim, &d));
@@ -78,6 +81,8 @@ ferry_status ferry_tensor_narrow(const ferry_tensor *t, int32_t dim,
 ferry_status ferry_tensor_select(const ferry_tensor *t, int32_t dim,
                                  int64_t index, ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
     ferry_tensor v = *t;
     int32_t d = 0;
     FERRY_TRY(pick_dim("select", t, dim, t->ndim, &d));
@@ -95,6 +100,8 @@ ferry_status ferry_tensor_select(const ferry_tensor *t, int32_t dim,
 ferry_status ferry_tensor_transpose(const ferry_tensor *t, int32_t dim0,
                                     int32_t dim1, ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
     ferry_tensor v = *t;
     int32_t a = 0, b = 0;
     FERRY_TRY(pick_dim("transpose", t, dim0, t->ndim, &a));
@@ -110,6 +117,10 @@ ferry_status ferry_tensor_transpose(const ferry_tensor *t, int32_t dim0,
 ferry_status ferry_tensor_permute(const ferry_tensor *t, const int32_t *dims,
                                   ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
+    if (t->ndim > 0)
+        FERRY__NEED(dims);
     ferry_tensor v = *t;
     bool used[FERRY_MAX_DIMS] = {false};
     for (int32_t i = 0; i < t->ndim; i++) {
@@ -129,6 +140,8 @@ ferry_status ferry_tensor_permute(const ferry_tensor *t, const int32_t *dims,
 ferry_status ferry_tensor_chunk(const ferry_tensor *t, int64_t chunks,
                                 int32_t dim, int64_t index, ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
     int32_t d = 0;
     FERRY_TRY(pick_dim("chunk", t, dim, t->ndim, &d));
     if (chunks <= 0 || index < 0 || index >= chunks)
@@ -221,6 +234,10 @@ static void plain_strides(int32_t ndim, const int64_t *shape,
 ferry_status ferry_tensor_view(const ferry_tensor *t, int32_t ndim,
                                const int64_t *shape, ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
+    if (ndim > 0)
+        FERRY__NEED(shape);
     ferry_tensor v = *t;
     if (ndim < 0 || ndim > FERRY_MAX_DIMS)
         return ferry_fail(FERRY_EINVAL, "%s: %d dimensions, at most %d",
@@ -244,6 +261,8 @@ ferry_status ferry_tensor_view(const ferry_tensor *t, int32_t ndim,
 ferry_status ferry_tensor_flatten(const ferry_tensor *t, int32_t first,
                                   int32_t last, ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
     int64_t shape[FERRY_MAX_DIMS];
     int32_t a = 0, b = 0, n = 0, ndim = t->ndim > 0 ? t->ndim : 1;
     FERRY_TRY(pick_dim("flatten", t, first, ndim, &a));
@@ -265,6 +284,8 @@ ferry_status ferry_tensor_flatten(const ferry_tensor *t, int32_t first,
 ferry_status ferry_tensor_unsqueeze(const ferry_tensor *t, int32_t dim,
                                     ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
     ferry_tensor v = *t;
     int32_t d = 0;
     FERRY_TRY(pick_dim("unsqueeze", t, dim, t->ndim + 1, &d));
@@ -286,6 +307,8 @@ ferry_status ferry_tensor_unsqueeze(const ferry_tensor *t, int32_t dim,
 ferry_status ferry_tensor_squeeze(const ferry_tensor *t, int32_t dim,
                                   ferry_tensor *out)
 {
+    FERRY__NEED(t);
+    FERRY__NEED(out);
     ferry_tensor v = *t;
     int32_t d = 0;
     FERRY_TRY(pick_dim("squeeze", t, dim, t->ndim, &d));

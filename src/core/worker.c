@@ -229,12 +229,15 @@ void ferry_worker_destroy(ferry_worker **worker)
 
 bool ferry_worker_defers_processing(const ferry_worker *w)
 {
+    if (w == NULL)
+        return false;
     return w->options.defer_threads > 0 || ferry__worker_engine_defers(w);
 }
 
 ferry_status ferry_worker_set_weight_version(ferry_worker *w,
                                              const char *weight_version)
 {
+    FERRY__NEED_AS(w, "worker");
     char *copy, *old;
 
     if (weight_version == NULL)

@@ -138,6 +138,7 @@ static ferry_status init_engine(ferry_worker *w, const char *init_info)
 ferry_status ferry_worker_init_transfer_engine(ferry_worker *w,
                                                const char *init_info)
 {
+    FERRY__NEED_AS(w, "worker");
     ferry_status st;
 
     FERRY_TRY(ferry__worker_configured(w));
@@ -151,6 +152,7 @@ ferry_status ferry_worker_init_transfer_engine(ferry_worker *w,
 
 ferry_status ferry_worker_shutdown_transfer_engine(ferry_worker *w)
 {
+    FERRY__NEED_AS(w, "worker");
     FERRY_TRY(ferry__round_enter(&w->round));
     ferry__worker_reap(w);
     if (ferry__round_active(&w->round))
@@ -225,11 +227,13 @@ static ferry_status start(ferry_worker *w, bool draft)
 
 ferry_status ferry_worker_start_weight_update(ferry_worker *w)
 {
+    FERRY__NEED_AS(w, "worker");
     return start(w, false);
 }
 
 ferry_status ferry_worker_start_draft_weight_update(ferry_worker *w)
 {
+    FERRY__NEED_AS(w, "worker");
     return start(w, true);
 }
 
@@ -238,6 +242,7 @@ ferry_status ferry_worker_start_draft_weight_update(ferry_worker *w)
 ferry_status ferry_worker_update_weights(ferry_worker *w,
                                          const char *update_info)
 {
+    FERRY__NEED_AS(w, "worker");
     int64_t from_ns = ferry__now_ns();
     ferry_status st;
 
@@ -267,6 +272,7 @@ static ferry_status drain(ferry_worker *w)
 
 ferry_status ferry_worker_drain_pending(ferry_worker *w)
 {
+    FERRY__NEED_AS(w, "worker");
     ferry_status st;
 
     FERRY_TRY(ferry__round_enter(&w->round));
@@ -367,6 +373,7 @@ static ferry_status commit(ferry_worker *w, const char *weight_version)
 
 ferry_status ferry_worker_prepare_weight_update(ferry_worker *w)
 {
+    FERRY__NEED_AS(w, "worker");
     FERRY_TRY(ferry__worker_configured(w));
     FERRY_TRY(ferry__round_enter(&w->round));
     return ferry__worker_leave(w, prepare(w));
@@ -395,6 +402,7 @@ ferry_status ferry__worker_prepare_or_end(ferry_worker *w, bool *out_ended)
 ferry_status ferry_worker_commit_weight_update(ferry_worker *w,
                                                const char *weight_version)
 {
+    FERRY__NEED_AS(w, "worker");
     FERRY_TRY(ferry__worker_configured(w));
     FERRY_TRY(ferry__round_enter(&w->round));
     return ferry__worker_leave(w, commit(w, weight_version));
@@ -403,6 +411,7 @@ ferry_status ferry_worker_commit_weight_update(ferry_worker *w,
 ferry_status ferry_worker_finish_weight_update(ferry_worker *w,
                                                const char *weight_version)
 {
+    FERRY__NEED_AS(w, "worker");
     ferry_status st;
 
     FERRY_TRY(ferry__worker_configured(w));
@@ -418,6 +427,8 @@ ferry_status ferry_worker_finish_weight_update(ferry_worker *w,
 
 void ferry_worker_abort_weight_update(ferry_worker *w)
 {
+    if (w == NULL)
+        return;
     if (ferry__round_cancel(&w->round))
         ferry__worker_leave(w, FERRY_OK);
 }

@@ -3,6 +3,7 @@
  * and looking at every stored parameter.
  * Invariant: a source that was not loaded whole leaves the worker refusing
  * to serve. */
+#include "base/log.h"
 #include "core/worker_state.h"
 
 #include "base/alloc.h"
@@ -54,6 +55,7 @@ static ferry_status load_whole(ferry__target *t, const ferry_source *source)
 ferry_status ferry_worker_load_source(ferry_worker *w,
                                       const ferry_source *source)
 {
+    FERRY__NEED_AS(w, "worker");
     ferry__target *t = &w->targets[0];
     ferry_source_ops ops;
     ferry_source adopted;
@@ -90,6 +92,8 @@ void ferry__worker_adopt(ferry_worker *w)
 
 void ferry_worker_require_sync(ferry_worker *w)
 {
+    if (w == NULL)
+        return;
     pthread_mutex_lock(&w->round.lock);
     w->targets[0].synced = false;
     pthread_mutex_unlock(&w->round.lock);
@@ -106,6 +110,8 @@ static ferry_status bake_all(ferry__plan *plan, const ferry_param_meta *params,
 ferry_status ferry_worker_plan(ferry_worker *w, const ferry_param_meta *params,
                                size_t count, char **out_json)
 {
+    FERRY__NEED_AS(w, "worker");
+    FERRY__NEED(out_json);
     ferry__plan *plan = w->targets[0].plan;
     size_t *ids;
     ferry_status st;
@@ -124,6 +130,8 @@ ferry_status ferry_worker_plan(ferry_worker *w, const ferry_param_meta *params,
 ferry_status ferry_worker_each_param(ferry_worker *w, ferry_bytes_fn fn,
                                      void *arg)
 {
+    FERRY__NEED_AS(w, "worker");
+    FERRY__NEED(fn);
     const ferry_model *m = &w->targets[0].model;
 
     FERRY_TRY(ferry__round_enter(&w->round));

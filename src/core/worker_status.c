@@ -2,6 +2,7 @@
 /* What a worker says about itself: whether it may serve, and its state as
  * JSON. Invariant: one lock, one consistent answer; it tells the truth in
  * every state, from any thread. */
+#include "base/log.h"
 #include "core/worker_state.h"
 
 #include "base/str.h"
@@ -32,6 +33,7 @@ static const char *not_ready(const ferry_worker *w)
 
 ferry_status ferry_worker_may_serve(const ferry_worker *worker)
 {
+    FERRY__NEED(worker);
     ferry_worker *w = (ferry_worker *)(uintptr_t)worker;
     char line[FERRY__LINE_MAX + 160];
     const char *why;
@@ -161,6 +163,11 @@ static void write_status(ferry__str *s, const ferry_worker *w)
 size_t ferry_worker_status(const ferry_worker *worker, char *buffer,
                            size_t size_bytes)
 {
+    if (worker == NULL) {
+        if (size_bytes > 0 && buffer != NULL)
+            buffer[0] = '\0';
+        return 0;
+    }
     ferry_worker *w = (ferry_worker *)(uintptr_t)worker;
     ferry__str s = {0};
     const char *text;

@@ -2,6 +2,7 @@
 /* The register of arenas: which addresses of this process other processes
  * can be handed. Invariant: the list is sorted by address, its ranges are
  * disjoint, and an id is never given out twice. */
+#include "base/log.h"
 #include "device/shared.h"
 
 #include "base/alloc.h"
@@ -98,6 +99,7 @@ bool ferry__arena_find(const void *memory, size_t size_bytes, ferry__arena *out)
 
 ferry_status ferry_shared_alloc(size_t size_bytes, void **out_memory)
 {
+    FERRY__NEED(out_memory);
     ferry__arena arena = {0};
     ferry_status status;
     void *memory;

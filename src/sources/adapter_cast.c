@@ -2,6 +2,7 @@
 /* Casts floating-point parameters, one at a time, through one buffer.
  * Invariant: an item whose producer is not ready is converted in its own
  * wait, so next never blocks longer than the inner source does. */
+#include "base/log.h"
 #include "sources/adapter.h"
 #include "sources/name_pattern.h"
 
@@ -135,6 +136,7 @@ static ferry_status check_args(ferry_dtype to, const char *only)
 ferry_status ferry_source_cast(ferry_source *inner, ferry_dtype to,
                                const char *only, ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     cast_source *c;
 
     FERRY_TRY(check_args(to, only));

@@ -3,6 +3,7 @@
  * where the later of the two stood; the first is held until then, as a copy
  * unless the inner source is stable. Invariant: the product is rounded once
  * to f32 and once to the asked-for dtype, whichever of the two came first. */
+#include "base/log.h"
 #include "sources/adapter.h"
 
 #include "base/alloc.h"
@@ -328,6 +329,7 @@ static ferry_status dequantise_next(void *self, ferry_item *out_item)
 ferry_status ferry_source_dequantise(ferry_source *inner, const char *suffix,
                                      ferry_dtype to, ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     dequantise_source *d;
 
     if (!suffix || !*suffix)

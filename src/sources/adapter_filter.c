@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keeps or drops parameters by name.
  * Invariant: the order of what is kept is the inner order. */
+#include "base/log.h"
 #include "sources/adapter.h"
 #include "sources/name_pattern.h"
 
@@ -115,6 +116,7 @@ ferry_status ferry_source_filter(ferry_source *inner,
                                  const char *const *patterns, size_t count,
                                  int keep, ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     filter_source *f;
     bool star;
 

@@ -2,6 +2,7 @@
 /* Fuses parts along one dimension into one parameter, which stands where its
  * last part stood. Invariant: a fused tensor's memory is taken when its first
  * part comes and given back, or used for the next, after it was given on. */
+#include "base/log.h"
 #include "sources/adapter.h"
 #include "sources/name_pattern.h"
 
@@ -343,6 +344,7 @@ ferry_status ferry_source_fuse(ferry_source *inner, const char *name,
                                int32_t dim, const char *const *part_names,
                                size_t count, ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     fuse_source *f;
 
     FERRY_TRY(check_args(name, part_names, count));

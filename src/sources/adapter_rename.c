@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Renames parameters by prefix or template; the first matching pair counts.
  * Invariant: one parameter in, one out, in the same order. */
+#include "base/log.h"
 #include "sources/adapter.h"
 #include "sources/name_pattern.h"
 
@@ -124,6 +125,7 @@ ferry_status ferry_source_rename(ferry_source *inner, const char *const *from,
                                  const char *const *to, size_t count,
                                  ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     rename_source *r;
 
     FERRY_TRY(check_pairs(from, to, count));

@@ -4,6 +4,7 @@
  * without an index keeps its place between the families that are seen before
  * and after it. Invariant: the inner pass is read whole before the first
  * item is given, which is why the inner source must be stable. */
+#include "base/log.h"
 #include "sources/adapter.h"
 
 #include "base/alloc.h"
@@ -185,6 +186,7 @@ static ferry_status reorder_next(void *self, ferry_item *out_item)
 
 ferry_status ferry_source_reorder(ferry_source *inner, ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     reorder_source *r;
 
     FERRY_TRY(ferry__source_check("reorder", inner));

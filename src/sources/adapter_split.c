@@ -2,6 +2,7 @@
 /* Splits a parameter along one dimension into consecutive parts: views of
  * the inner tensor, never copies. Invariant: an inner event is asked for by
  * whichever part is read first and not again. */
+#include "base/log.h"
 #include "sources/adapter.h"
 #include "sources/name_pattern.h"
 
@@ -252,6 +253,7 @@ ferry_status ferry_source_split(ferry_source *inner, const char *name,
                                 const int64_t *sizes, size_t count,
                                 ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     split_source *s;
 
     FERRY_TRY(check_args(name, part_names, sizes, count));

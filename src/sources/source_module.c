@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A trainer's own tensors as a source. Invariant: only names and views are
  * copied; the bytes stay the caller's and are read where they lie. */
+#include "base/log.h"
 #include "base/alloc.h"
 #include "core/manifest.h"
 
@@ -128,6 +129,7 @@ ferry_status ferry_source_module(const char *const *names,
                                  const ferry_tensor *tensors, size_t count,
                                  ferry_source *out_source)
 {
+    FERRY__NEED(out_source);
     module_source *m;
     ferry_status st;
 
