@@ -112,7 +112,8 @@ typedef struct ferry_send_options {
  * workers have finished, buffers may be freed (D4). options may be NULL. On
  * failure the first real error surfaces at once, whichever plane it came
  * from; the workers are left able to take the next round (D5). Blocks, at
- * most deadline_ms plus a second. One thread at a time. */
+ * most deadline_ms plus a second. One thread at a time: FERRY_EBUSY on
+ * a second. */
 ferry_status ferry_trainer_send_weights(ferry_trainer *trainer,
                                         const ferry_send_options *options);
 

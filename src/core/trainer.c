@@ -26,6 +26,9 @@ static ferry_status info_to_json(const ferry_trainer_init_info *info,
         return ferry_fail(FERRY_EINVAL,
                           "%s of %zu bytes; at least %zu are needed",
                           type->name, info->size, sizeof(*info));
+    if (info->reserved != 0)
+        return ferry_fail(FERRY_EINVAL, "%s: reserved is %d, must be 0",
+                          type->name, (int)info->reserved);
     whole = ferry__alloc(type->struct_size);
     if (whole == NULL)
         return FERRY_ENOMEM;
@@ -217,6 +220,8 @@ ferry_status ferry_trainer_init_dict(const char *backend, const char *init_info,
 
 void ferry_trainer_cancel(ferry_trainer *trainer)
 {
+    if (trainer == NULL)
+        return;
     atomic_store(&trainer->canceled, true);
 }
 

@@ -59,6 +59,10 @@ static ferry_status adopt_options(const ferry_send_options *options,
                           options->size);
     memcpy(out, options,
            options->size < sizeof(*out) ? options->size : sizeof(*out));
+    if (out->reserved != 0)
+        return ferry_fail(FERRY_EINVAL,
+                          "send options: reserved is %d, must be 0",
+                          out->reserved);
     return FERRY_OK;
 }
 
@@ -261,17 +265,14 @@ static void fill_stats(ferry_trainer *t, ferry_round_stats *out)
            size - sizeof(out->size));
 }
 
-ferry_status ferry_trainer_send_weights(ferry_trainer *t,
-                                        const ferry_send_options *options)
+static ferry_status send_round(ferry_trainer *t,
+                               const ferry_send_options *options)
 {
     int64_t from_ns = ferry__now_ns();
     char line[FERRY__LINE_MAX];
     ferry_send_options o;
     ferry_status st;
 
-    if (t->pid != getpid())
-        return ferry_fail(FERRY_ENOTSUP,
-                          "a trainer cannot be used in a forked child");
     FERRY_TRY(adopt_options(options, &o));
     FERRY_TRY(check_payload(t, &o));
     if ((t->ops->flags & FERRY_TRAINER_DELTA) && o.payload_count == 0)
@@ -287,4 +288,20 @@ ferry_status ferry_trainer_send_weights(ferry_trainer *t,
     t->stats.total_ms = ms_since(from_ns);
     fill_stats(t, o.stats);
     return st < 0 ? ferry__fail_line(st, line) : FERRY_OK;
+}
+
+ferry_status ferry_trainer_send_weights(ferry_trainer *t,
+                                        const ferry_send_options *options)
+{
+    ferry_status st;
+
+    FERRY__NEED_AS(t, "trainer");
+    if (t->pid != getpid())
+        return ferry_fail(FERRY_ENOTSUP,
+                          "a trainer cannot be used in a forked child");
+    if (atomic_exchange(&t->sending, true))
+        return ferry_fail(FERRY_EBUSY, "another send_weights is running");
+    st = send_round(t, options);
+    atomic_store(&t->sending, false);
+    return st;
 }

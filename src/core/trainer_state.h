@@ -43,7 +43,8 @@ struct ferry_trainer {
     ferry_progress_fn progress;
     void *progress_arg;
     _Atomic bool canceled;
-    ferry__spans spans; /* of the round that runs, or ran last */
+    _Atomic bool sending; /* a send_weights runs: a second is refused */
+    ferry__spans spans;   /* of the round that runs, or ran last */
     pthread_mutex_t lock;
     /* guarded */
     ferry__bounds bounds;

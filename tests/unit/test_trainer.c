@@ -579,6 +579,68 @@ static void cancel_ends_a_round_and_the_next_works(void **state)
     close_scene(&s);
 }
 
+static _Atomic bool sending, refused_once;
+
+static ferry_status send_until_refused(const ferry_trainer_host *host,
+                                       ferry_trainer_context *ctx)
+{
+    atomic_store(&sending, true);
+    for (int ms = 0; ms < 5000 && !atomic_load(&refused_once); ms++)
+        ferry__sleep_ms(1);
+    return drive_and_update(host, ctx);
+}
+
+static void *send_beside(void *arg)
+{
+    ferry_status *st = ((void **)arg)[1];
+
+    *st = ferry_trainer_send_weights(((void **)arg)[0], NULL);
+    return NULL;
+}
+
+static void a_second_send_at_once_is_busy(void **state)
+{
+    ferry_status first = FERRY_EINTERNAL;
+    void *args[2];
+    pthread_t thread;
+    scene s;
+
+    (void)state;
+    open_scene(&s, "{\"rank\":0}");
+    on_send = send_until_refused;
+    atomic_store(&sending, false);
+    atomic_store(&refused_once, false);
+    args[0] = s.trainer;
+    args[1] = &first;
+    assert_int_equal(pthread_create(&thread, NULL, send_beside, args), 0);
+    for (int ms = 0; ms < 5000 && !atomic_load(&sending); ms++)
+        ferry__sleep_ms(1);
+    refused(ferry_trainer_send_weights(s.trainer, NULL), FERRY_EBUSY,
+            "another send_weights is running");
+    atomic_store(&refused_once, true);
+    pthread_join(thread, NULL);
+    assert_int_equal(first, FERRY_OK);
+    on_send = drive_and_update;
+    ok(ferry_trainer_send_weights(s.trainer, NULL));
+    close_scene(&s);
+}
+
+/* Refused options do not leave the trainer busy. */
+static void send_options_have_nothing_reserved(void **state)
+{
+    ferry_send_options so = FERRY_SEND_OPTIONS_INIT;
+    scene s;
+
+    (void)state;
+    open_scene(&s, "{\"rank\":0}");
+    so.reserved = 3;
+    refused(ferry_trainer_send_weights(s.trainer, &so), FERRY_EINVAL,
+            "send options: reserved is 3, must be 0");
+    so.reserved = 0;
+    ok(ferry_trainer_send_weights(s.trainer, &so));
+    close_scene(&s);
+}
+
 /* A start that was refused is nobody's round: it is not aborted. */
 static void a_refused_start_is_not_aborted(void **state)
 {
@@ -855,6 +917,8 @@ int main(void)
         cmocka_unit_test(d5_a_call_that_cannot_be_canceled_is_left_behind),
         cmocka_unit_test(j1_bounds_hold_and_are_named),
         cmocka_unit_test(cancel_ends_a_round_and_the_next_works),
+        cmocka_unit_test(a_second_send_at_once_is_busy),
+        cmocka_unit_test(send_options_have_nothing_reserved),
         cmocka_unit_test(a_refused_start_is_not_aborted),
         cmocka_unit_test(d4_at_most_one_call_and_none_is_left_in_flight),
         cmocka_unit_test(o11_init_runs_beside_a_client_that_is_slow),
