@@ -77,6 +77,8 @@ void ferry_client_close(ferry_client *client);
 
 /* ---- ready clients ---- */
 
+/* A size larger than known, from a newer program, is accepted and cut, here as
+ * in the init infos and the send options. */
 typedef struct ferry_http_options {
     size_t size;
     const char *token;          /* bearer token; NULL: setting `token`, else

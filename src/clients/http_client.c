@@ -340,12 +340,13 @@ static ferry_status read_options(const ferry_http_options *options,
     ferry_http_options o = FERRY_HTTP_OPTIONS_INIT;
 
     if (options) {
-        if (options->size < sizeof(options->size) || options->size > sizeof(o))
+        if (options->size < sizeof(options->size))
             return ferry_fail(FERRY_EINVAL,
-                              "http options: size must be at most %zu, got "
+                              "http options: size must be at least %zu, got "
                               "%zu",
-                              sizeof(o), options->size);
-        memcpy(&o, options, options->size);
+                              sizeof(options->size), options->size);
+        memcpy(&o, options,
+               options->size < sizeof(o) ? options->size : sizeof(o));
     }
     if (o.timeout_ms < 0 || o.connect_timeout_ms < 0)
         return ferry_fail(
@@ -395,6 +396,7 @@ ferry_status ferry_client_http(const char *base_url,
                                const ferry_http_options *options,
                                ferry_client *out_client)
 {
+    FERRY__NEED(out_client);
     ferry_http_options o = FERRY_HTTP_OPTIONS_INIT;
     ferry__http_client *c;
     ferry_status status;
