@@ -256,6 +256,29 @@ def test_a_server_that_is_not_there_is_3(llama: pathlib.Path) -> None:
         assert "(ECONN)" in done.stderr.splitlines()[-1]
 
 
+def test_a_server_that_just_closes_may_want_https() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(20)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        ask = subprocess.Popen(
+            [FERRY, "generate", "--url", url, "--prompt", "x"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65536)
+            _, errors = ask.communicate(timeout=20)
+        finally:
+            ask.kill()
+            ask.wait()
+    assert ask.returncode == 3
+    assert "is it an https server?" in one_line(errors)
+
+
 # ---- output ---------------------------------------------------------------
 
 
