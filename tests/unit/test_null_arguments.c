@@ -77,6 +77,7 @@ static void tensors(void **state)
     assert_null(ferry_tensor_data(NULL));
     ferry_shared_free(NULL);
     ferry_free(NULL);
+    ferry_log_set(NULL, NULL);
 }
 
 /* ---- source.h ---- */
