@@ -274,10 +274,15 @@ static void *join_thread(void *arg)
     int64_t start = ferry__now_ns();
     ferry_status st = run(j);
 
-    if (st < 0)
-        snprintf(j->line, sizeof j->line, "--join %s: %s",
-                 j->server->options->join, ferry_last_error());
-    else
+    if (st < 0) {
+        /* The client's own failures begin with the URL. */
+        const char *url = j->server->options->join;
+        bool named = strncmp(ferry_last_error(), url, strlen(url)) == 0;
+
+        snprintf(j->line, sizeof j->line, "--join %s%s%s", named ? "" : url,
+                 named ? "" : ": ", ferry_last_error());
+    }
+    if (st == FERRY_OK)
         ferry__log(FERRY_LOG_INFO, "joined %s in %.1f s",
                    j->server->options->join,
                    (double)(ferry__now_ns() - start) * 1e-9);
@@ -308,6 +313,11 @@ ferry_status ferry__join_check(ferry__join *j)
 
     return result < 0 ? ferry__fail_line((ferry_status)result, j->line)
                       : FERRY_OK;
+}
+
+bool ferry__join_done(ferry__join *j)
+{
+    return !j->started || atomic_load(&j->result) <= 0;
 }
 
 void ferry__join_end(ferry__join *j)

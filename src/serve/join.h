@@ -25,6 +25,8 @@ typedef struct ferry__join {
 ferry_status ferry__join_begin(ferry__join *j, ferry__server *s);
 /* FERRY_OK while it runs and when it came out well. */
 ferry_status ferry__join_check(ferry__join *j);
+/* Whether there is nothing to join, or no more. */
+bool ferry__join_done(ferry__join *j);
 /* Ends it if it runs; waits for the thread. */
 void ferry__join_end(ferry__join *j);
 

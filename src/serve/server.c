@@ -6,14 +6,17 @@
 #include "base/alloc.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "base/socket.h"
 #include "base/thread.h"
 #include "serve/http.h"
 #include "serve/join.h"
 
+#include <errno.h>
 #include <ferry/registry.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 char *ferry__server_version(ferry__server *s)
@@ -123,17 +126,49 @@ static void server_free(ferry__server *s)
     ferry__tokenizer_close(&s->tokenizer);
 }
 
+static bool write_number(const char *path, int32_t number)
+{
+    FILE *f = fopen(path, "we");
+    bool written;
+    int error;
+
+    if (f == NULL)
+        return false;
+    written = fprintf(f, "%d\n", number) > 0;
+    error = errno;
+    if (fclose(f) != 0)
+        return false;
+    errno = error;
+    return written;
+}
+
+/* Who waits for the file finds the port in it: it takes its name whole. What
+ * is no plain file, as a pipe or a link, is written into. */
 static ferry_status write_port(const ferry__server *s)
 {
-    FILE *f;
+    const char *path = s->options->port_file;
+    char whole[4096];
+    struct stat info;
+    bool written, named;
+    int error;
 
-    if (s->options->port_file == NULL)
+    if (path == NULL)
         return FERRY_OK;
-    f = fopen(s->options->port_file, "w");
-    if (f == NULL || fprintf(f, "%d\n", s->port) < 0 || fclose(f) != 0)
-        return ferry_fail(FERRY_EIO, "cannot write the port to %s",
-                          s->options->port_file);
-    return FERRY_OK;
+    named = lstat(path, &info) == 0 && !S_ISREG(info.st_mode);
+    if (!named && snprintf(whole, sizeof whole, "%s.%d", path, getpid()) >=
+                      (int)sizeof whole)
+        return ferry_fail(FERRY_EINVAL,
+                          "--port-file: the path is longer than "
+                          "%zu bytes",
+                          sizeof whole);
+    written = write_number(named ? path : whole, s->port) &&
+              (named || rename(whole, path) == 0);
+    error = errno;
+    if (!written && !named)
+        unlink(whole);
+    return written ? FERRY_OK
+                   : ferry_fail(FERRY_EIO, "cannot write the port to %s: %s",
+                                path, strerror(error));
 }
 
 static void announce(const ferry__server *s)
@@ -163,18 +198,30 @@ static void release_requests(ferry__server *s)
     }
 }
 
-/* Until a signal comes, or joining failed; meanwhile, looks for rounds that
- * were left open. */
+/* Until a signal comes, joining failed, or the spawner is gone, without which
+ * no rank can be started again; meanwhile, looks for rounds that were left
+ * open. A server that joins says that it serves once it has the weights. */
 static ferry_status wait_for_end(ferry__server *s, ferry__join *join,
                                  const sigset_t *ends)
 {
     const struct timespec slice = {0, 500000000};
+    bool announced = false;
     int number;
 
-    while ((number = sigtimedwait(ends, NULL, &slice)) < 0) {
-        ferry__control_reap(s);
+    do {
         FERRY_TRY(ferry__join_check(join));
-    }
+        if (ferry__socket_hung_up(s->spawner.fd))
+            return ferry_fail(FERRY_EPEER,
+                              "the spawner (pid %d) is gone: no rank can be "
+                              "started without it",
+                              s->spawner.pid);
+        if (!announced && ferry__join_done(join)) {
+            announce(s);
+            announced = true;
+        }
+        ferry__control_reap(s);
+        number = sigtimedwait(ends, NULL, &slice);
+    } while (number < 0);
     ferry__log(FERRY_LOG_INFO, "signal %d: stopping", number);
     return FERRY_OK;
 }
@@ -198,7 +245,6 @@ static ferry_status serve(ferry__server *s, const sigset_t *ends)
         ferry__http_stop(s, daemon);
         return st;
     }
-    announce(s);
     st = wait_for_end(s, &join, ends);
     if (st < 0)
         snprintf(line, sizeof line, "%s", ferry_last_error());

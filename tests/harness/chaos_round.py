@@ -191,7 +191,7 @@ class Round:
 
     def settle(self, host: Host) -> dict[str, Any] | None:
         """Waits for a server to be up with no call running; None when it is
-        gone, {} when it cannot start ranks any more."""
+        gone."""
         deadline = time.monotonic() + CALL_BOUND + 5
         while True:
             if host.server.process.poll() is not None:
@@ -206,8 +206,6 @@ class Round:
             except OSError:
                 pass
             if time.monotonic() > deadline:
-                if self.plan.process == "spawner":
-                    return {}
                 raise Broken("the server did not come back: "
                              f"{reply.text[:300]} {host.tail()}")
             time.sleep(0.01)
@@ -263,38 +261,27 @@ class Round:
             return "one replica serves and one refuses"
         return "serves the new" if one == new else "serves the old"
 
-    def await_refusal(self, host: Host) -> None:
-        """A server that lost its spawner has lost its ranks, and says so."""
-        deadline = time.monotonic() + CALL_BOUND
-        while True:
-            reply = host.server.post(
-                "/v1/completions", {"prompt": [1], "max_tokens": 1},
-                timeout=CALL_BOUND)
-            health = host.server.get("/health", timeout=5)
-            if reply.code == 503 and health.code == 503:
-                break
-            if time.monotonic() > deadline:
-                raise Broken(f"without its ranks it answers {reply}, {health}")
-            time.sleep(0.05)
-        if not reply.json["error"]["message"] or not health.json["reason"]:
-            raise Broken(f"not ready without a reason: {reply} {health}")
+    def check_ended(self, host: Host) -> str:
+        """A server ends when its spawner does: without it there would be no
+        ranks any more. Who watches it starts it again."""
+        if not host.ended(CALL_BOUND):
+            raise Broken("the server goes on without its spawner: "
+                         f"{host.tail()}")
+        code = host.server.process.returncode
+        want = -signal.SIGKILL if self.plan.process == "api" else 1
+        if self.plan.process not in ("api", "spawner") or (
+                host is not self.host or code != want):
+            raise Broken(f"a server ended with {code}: {host.tail()}")
+        return "gone" if code < 0 else "ends (1)"
 
     def check_hosts(self, out: Outcome) -> list[Host]:
         """Each server by itself, then all together. Answers who is gone."""
         gone, states = [], []
         for host in self.running.hosts:
-            if not alive(host.spawner) and not host.ended(1):
-                self.await_refusal(host)
+            status = self.settle(host) if alive(host.spawner) else None
+            if status is None:
                 gone.append(host)
-                states.append("refuses (503)")
-                continue
-            status = self.settle(host)
-            if not status:
-                if self.plan.process not in ("api", "spawner") or (
-                        host is not self.host):
-                    raise Broken(f"a server ended: {host.tail()}")
-                gone.append(host)
-                states.append("gone" if status is None else "refuses (503)")
+                states.append(self.check_ended(host))
             elif status["round"] is not None:
                 # Its trainer is gone without a word: the next one need not
                 # wait until the server finds out.
