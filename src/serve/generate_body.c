@@ -220,12 +220,10 @@ static bool encode_prompt(ferry__exchange *x, json_t *prompt, const char *where,
     return true;
 }
 
-bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *where,
+bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *field,
                         ferry__request *r)
 {
-    const char *field = strcmp(where, "body") == 0 && json_is_array(prompt)
-                            ? "token_ids"
-                            : "prompt";
+    const char *where = "body";
 
     if (json_is_array(prompt)) {
         if (!read_ids(x, prompt, where, field, x->server->config->vocab_size,

@@ -7,11 +7,11 @@
 
 #include "serve/http.h"
 
-/* Fills sampling, limits and stops from `params`; `prompt` holds ids or text.
- * False when a reply was made. */
+/* Fills sampling, limits and stops from `params`; `prompt`, the body's
+ * `field`, holds ids or text. False when a reply was made. */
 bool ferry__read_sampling(ferry__exchange *x, json_t *params, const char *where,
                           ferry__request *r);
-bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *where,
+bool ferry__read_prompt(ferry__exchange *x, json_t *prompt, const char *field,
                         ferry__request *r);
 /* Decoded text of the output, up to a stop text. NULL without tokenizer. */
 json_t *ferry__write_text(const ferry__request *r);

@@ -122,7 +122,7 @@ static void handle_completions(ferry__exchange *x)
     else if (gate(x) && !refuse_stream(x, body) &&
              make_request(x, body, "cmpl", &r) &&
              ferry__read_sampling(x, body, "body", r) &&
-             ferry__read_prompt(x, prompt, "body", r) && run(x, r))
+             ferry__read_prompt(x, prompt, "prompt", r) && run(x, r))
         reply_completion(x, body, r);
     ferry__request_destroy(&r);
     json_decref(body);
@@ -168,7 +168,7 @@ static void handle_generate(ferry__exchange *x)
     else if (gate(x) && !refuse_stream(x, body) &&
              make_request(x, body, "gen", &r) &&
              ferry__read_sampling(x, params, "body.sampling_params", r) &&
-             ferry__read_prompt(x, ids, "body", r) && run(x, r))
+             ferry__read_prompt(x, ids, "token_ids", r) && run(x, r))
         reply_generate(x, params, r);
     ferry__request_destroy(&r);
     json_decref(body);

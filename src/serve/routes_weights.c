@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LABEL_MAX 256 /* bytes of a version's label */
+
 static void reply_message(ferry__exchange *x, const char *message)
 {
     ferry__reply_json(x, json_pack("{s:s}", "message", message));
@@ -98,23 +100,40 @@ static void handle_update(ferry__exchange *x)
     free(info);
 }
 
-/* Reads an optional string field; false when a reply was made. *out is
- * borrowed from body. */
-static bool optional_text(ferry__exchange *x, json_t *body, const char *key,
-                          const char *location, const char **out)
+/* Reads a version's label; false when a reply was made. *out is borrowed from
+ * body. */
+static bool read_label(ferry__exchange *x, json_t *value, const char *location,
+                       const char **out)
+{
+    if (!json_is_string(value)) {
+        ferry__reply_invalid(x, location, "string_type",
+                             "Input should be a valid string");
+        return false;
+    }
+    if (json_string_length(value) == 0) {
+        ferry__reply_invalid(x, location, "string_too_short",
+                             "String should have at least 1 byte");
+        return false;
+    }
+    if (json_string_length(value) > LABEL_MAX) {
+        ferry__reply_invalid(x, location, "string_too_long",
+                             "String should have at most 256 bytes");
+        return false;
+    }
+    *out = json_string_value(value);
+    return true;
+}
+
+/* The same of a field that may be left out. */
+static bool optional_label(ferry__exchange *x, json_t *body, const char *key,
+                           const char *location, const char **out)
 {
     json_t *value = json_object_get(body, key);
 
     *out = NULL;
     if (value == NULL || json_is_null(value))
         return true;
-    if (!json_is_string(value)) {
-        ferry__reply_invalid(x, location, "string_type",
-                             "Input should be a valid string");
-        return false;
-    }
-    *out = json_string_value(value);
-    return true;
+    return read_label(x, value, location, out);
 }
 
 static void handle_finish(ferry__exchange *x)
@@ -125,8 +144,8 @@ static void handle_finish(ferry__exchange *x)
 
     if (!ferry__body_object(x, true, &body))
         return;
-    if (optional_text(x, body, "weight_version", "body.weight_version",
-                      &version)) {
+    if (optional_label(x, body, "weight_version", "body.weight_version",
+                       &version)) {
         start = begin_call(x, FERRY__OP_FINISH);
         finish_call(x, FERRY__OP_FINISH, start,
                     ferry__control_finish(x->server, version),
@@ -162,8 +181,8 @@ static void handle_commit(ferry__exchange *x)
 
     if (!ferry__body_object(x, true, &body))
         return;
-    if (optional_text(x, body, "weight_version", "body.weight_version",
-                      &version)) {
+    if (optional_label(x, body, "weight_version", "body.weight_version",
+                       &version)) {
         st = ferry__control_commit(x->server, version);
         if (st < 0)
             ferry__reply_status(x, st);
@@ -194,11 +213,8 @@ static void handle_version(ferry__exchange *x)
     if (json_object_get(body, "new_version") == NULL) {
         ferry__reply_invalid(x, "body.new_version", "missing",
                              "Field required");
-    } else if (!json_is_string(json_object_get(body, "new_version"))) {
-        ferry__reply_invalid(x, "body.new_version", "string_type",
-                             "Input should be a valid string");
-    } else {
-        version = json_string_value(json_object_get(body, "new_version"));
+    } else if (read_label(x, json_object_get(body, "new_version"),
+                          "body.new_version", &version)) {
         st = ferry__control_set_version(x->server, version);
         if (st < 0)
             ferry__reply_status(x, st);
@@ -376,6 +392,19 @@ static void handle_is_paused(ferry__exchange *x)
     ferry__reply_json(x, json_pack("{s:b}", "is_paused", paused));
 }
 
+static bool are_texts(json_t *array)
+{
+    json_t *item;
+    size_t i;
+
+    json_array_foreach(array, i, item)
+    {
+        if (!json_is_string(item))
+            return false;
+    }
+    return json_is_array(array);
+}
+
 static void handle_abort_requests(ferry__exchange *x)
 {
     json_t *body, *ids, *id;
@@ -391,9 +420,9 @@ static void handle_abort_requests(ferry__exchange *x)
     ids = json_object_get(body, "request_ids");
     if (ids == NULL || json_is_null(ids)) {
         n = ferry__scheduler_abort(x->server, NULL);
-    } else if (!json_is_array(ids)) {
+    } else if (!are_texts(ids)) {
         ferry__reply_invalid(x, "body.request_ids", "list_type",
-                             "Input should be a valid list");
+                             "Input should be a valid list of strings");
         json_decref(body);
         return;
     } else {
@@ -401,8 +430,7 @@ static void handle_abort_requests(ferry__exchange *x)
         n = (int32_t)json_array_size(ids);
         json_array_foreach(ids, i, id)
         {
-            if (json_is_string(id))
-                ferry__scheduler_abort(x->server, json_string_value(id));
+            ferry__scheduler_abort(x->server, json_string_value(id));
         }
     }
     json_decref(body);

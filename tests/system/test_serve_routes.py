@@ -6,14 +6,16 @@ do (H2). No weights travel here."""
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Iterator
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
-from ferry_server import Server, http, ferry  # noqa: E402
+from ferry_server import FERRY, Server, http, ferry  # noqa: E402
 import checkpoints  # noqa: E402
 
 
@@ -149,6 +151,71 @@ def test_h2_other_recorded_errors(server: Server) -> None:
     reply = server.get("/start_weight_update")
     assert (reply.code, reply.json) == (405, {"detail": "Method Not Allowed"})
     assert server.get("/nothing").code == 404
+
+
+def test_a_label_is_1_to_256_bytes(server: Server) -> None:
+    routes = [("/finish_weight_update", "weight_version"),
+              ("/ferry/commit_weight_update", "weight_version"),
+              ("/update_weight_version", "new_version")]
+    before = server.get("/weight_info").json
+    for path, field in routes:
+        for label in ["", "x" * 257, "\u00e9" * 129, 5]:
+            reply = server.post(path, {field: label})
+            assert reply.code == 400, (path, label, reply)
+            assert error(reply)["param"] == f"body.{field}"
+    assert server.get("/weight_info").json == before
+    reply = server.post("/update_weight_version", {"new_version": "x" * 256})
+    assert reply.code == 200, reply
+    assert server.post("/update_weight_version",
+                       {"new_version": before["weight_version"]}).code == 200
+
+
+def test_a_refused_list_is_named_as_it_was_sent(server: Server) -> None:
+    for path, body, param in [
+        ("/abort_requests", {"request_ids": [1, 2]}, "body.request_ids"),
+        ("/abort_requests", {"request_ids": "a"}, "body.request_ids"),
+        ("/abort_requests", {"request_ids": ["a", None]}, "body.request_ids"),
+        ("/v1/completions", {"prompt": [-1]}, "body.prompt"),
+        ("/v1/completions", {"prompt": []}, "body.prompt"),
+        ("/inference/v1/generate", {"token_ids": [-1]}, "body.token_ids"),
+    ]:
+        reply = server.post(path, body)
+        assert reply.code == 400, (path, body, reply)
+        assert error(reply)["param"] == param, reply
+
+
+def test_a_port_that_cannot_be_written_is_told_with_the_reason(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path, reason in [(folder, "Is a directory"),
+                         (tmp_path / "none" / "port", "No such file")]:
+        done = ferry("serve", str(model), "--port", "0", "--port-file",
+                     str(path), check=False)
+        assert done.returncode == 1, done
+        assert f"cannot write the port to {path}: {reason}" in done.stderr
+    assert list(tmp_path.iterdir()) == [folder] and not list(folder.iterdir())
+
+
+def test_a_port_file_that_is_a_link_stays_one(model: Path,
+                                              tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "port"
+    file.write_text("")
+    link.symlink_to(file)
+    # The harness would remove the link before the start.
+    process = subprocess.Popen(
+        [FERRY, "serve", str(model), "--port", "0", "--port-file", str(link)],
+        stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not file.read_text().endswith("\n"):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        assert link.is_symlink()
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 def test_e_wrong_order_is_409_with_vllms_words(server: Server) -> None:
