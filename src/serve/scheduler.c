@@ -5,15 +5,17 @@
  * or done; never in two of these. */
 #include "base/alloc.h"
 #include "base/log.h"
+#include "base/socket.h"
 #include "base/thread.h"
 #include "serve/server.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define STEP_TOKENS      512
-#define STEP_TIMEOUT_MS  90000
-#define RESTART_PAUSE_MS 200
+#define STEP_TOKENS          512
+#define STEP_TIMEOUT_MS      90000
+#define RESTART_PAUSE_MS     200 /* doubled by each failed start, up to */
+#define RESTART_PAUSE_MAX_MS 5000
 
 /* One step: the frame, and which slots sample in it, in order. */
 typedef struct step_plan {
@@ -220,19 +222,54 @@ static void run_step(ferry__replica *r, step_plan *p)
         ferry__free(bodies[i]);
 }
 
-/* Starts the ranks again after they were lost; the lock is held. */
-static void restart(ferry__replica *r)
+/* Without requests nothing is said to the ranks, so one that died is only
+ * found by looking. The lock is held; only this thread replaces the sockets,
+ * and looking takes nothing from them. */
+static void look_for_lost(ferry__replica *r)
+{
+    for (int32_t i = 0; r->up && i < r->server->options->tp_size; i++) {
+        char line[128];
+
+        if (!ferry__socket_hung_up(r->ranks.step_fds[i]))
+            continue;
+        snprintf(line, sizeof line,
+                 "replica %d rank %d (pid %d): the process is gone", r->index,
+                 i, r->ranks.pids[i]);
+        pthread_mutex_unlock(&r->lock);
+        ferry__replica_lost(r, line);
+        pthread_mutex_lock(&r->lock);
+    }
+}
+
+/* The lock is held; ends early when the replica is to stop. */
+static void wait_ms(ferry__replica *r, int64_t ms)
+{
+    ferry__deadline d = ferry__deadline_in(ms);
+
+    while (!r->stop && !ferry__deadline_passed(&d))
+        ferry__cond_wait_until(&r->cond, &r->lock, d.at_ns);
+}
+
+/* Starts the ranks again after they were lost; the lock is held. Without the
+ * spawner none can be: the main thread then ends the server. */
+static void restart(ferry__replica *r, int64_t *pause_ms)
 {
     ferry_status st;
 
+    wait_ms(r, *pause_ms);
+    if (r->stop || ferry__socket_hung_up(r->server->spawner.fd))
+        return;
     pthread_mutex_unlock(&r->lock);
-    ferry__sleep_ms(RESTART_PAUSE_MS);
     st = ferry__replica_start(r);
-    if (st < 0)
+    if (st < 0) {
         ferry__log(FERRY_LOG_ERROR, "replica %d does not start: %s", r->index,
                    ferry_last_error());
-    else
+        *pause_ms = *pause_ms * 2 < RESTART_PAUSE_MAX_MS ? *pause_ms * 2
+                                                         : RESTART_PAUSE_MAX_MS;
+    } else {
         ferry__log(FERRY_LOG_WARN, "replica %d is up again", r->index);
+        *pause_ms = RESTART_PAUSE_MS;
+    }
     pthread_mutex_lock(&r->lock);
 }
 
@@ -240,6 +277,7 @@ void *ferry__scheduler_run(void *replica)
 {
     ferry__replica *r = replica;
     step_plan p = {0};
+    int64_t pause_ms = RESTART_PAUSE_MS;
 
     if (plan_init(&p, r->server->options->max_seqs) < 0) {
         plan_free(&p);
@@ -248,7 +286,7 @@ void *ferry__scheduler_run(void *replica)
     pthread_mutex_lock(&r->lock);
     while (!r->stop) {
         if (!r->up) {
-            restart(r);
+            restart(r, &pause_ms);
             continue;
         }
         drop_aborted(r);
@@ -261,6 +299,7 @@ void *ferry__scheduler_run(void *replica)
         if (r->gates > 0 || r->n_active == 0 || !r->serving) {
             ferry__cond_wait_until(&r->cond, &r->lock,
                                    ferry__now_ns() + 500000000);
+            look_for_lost(r);
             continue;
         }
         compose(r, &p);

@@ -18,6 +18,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from ferry_server import FERRY, SOURCE, Server, push  # noqa: E402
+from processes import all_gone, children  # noqa: E402
+import checkpoints  # noqa: E402
 import model_files  # noqa: E402
 import stored  # noqa: E402
 
@@ -185,6 +187,51 @@ def test_rank_killed_while_idle_and_at_finish(
     assert reply.code >= 500, reply
     assert "rank 1" in reply.json["error"]["message"]
     next_round_is_right(server, want)
+
+
+def small_server(folder: Path) -> Server:
+    checkpoints.make(str(folder / "model"), arch="llama", variant="gqa",
+                     seed=1, dtype="BF16")
+    return Server(folder, folder / "model", "--tensor-parallel-size", "2",
+                  "--data-parallel-size", "2", "--threads", "1",
+                  "--max-num-seqs", "2", "--max-model-len", "64")
+
+
+def test_a_rank_killed_while_idle_is_found_without_a_request(
+    tmp_path: Path
+) -> None:
+    with small_server(tmp_path) as server:
+        pids = server.rank_pids(1)
+        os.kill(pids[1], signal.SIGKILL)
+        deadline = time.monotonic() + 3
+        # Nothing here asks a rank: /health tells what is known.
+        while server.get("/health").code == 200:
+            assert time.monotonic() < deadline, server.log()
+            time.sleep(0.01)
+        # No round was done: what it served is on the disk.
+        server.wait_ready(10)
+        assert not set(server.rank_pids(1)) & set(pids)
+        log = server.log()
+        assert f"rank 1 (pid {pids[1]}): the process is gone" in log
+        assert server.generate([1, 2], 2)["finish_reason"] == "length"
+
+
+def test_without_its_spawner_the_server_ends_for_who_watches_it(
+    tmp_path: Path
+) -> None:
+    server = small_server(tmp_path)
+    ranks = [*server.rank_pids(0), *server.rank_pids(1)]
+    spawner = children(server.process.pid)[0]
+    os.kill(spawner, signal.SIGKILL)
+    try:
+        assert server.process.wait(5) == 1
+    finally:
+        server.stop()
+    said = [line for line in server.log().splitlines()
+            if not line.startswith("ferry: serving") and "spawner" in line]
+    assert said == [f"ferry serve: the spawner (pid {spawner}) is gone: no "
+                    "rank can be started without it"]
+    assert all_gone(ranks, 5)
 
 
 def test_api_process_killed_leaves_nothing(tmp_path: Path) -> None:
