@@ -100,6 +100,10 @@ def test_j4_what_cannot_be_joined_is_refused_by_name(tmp_path: Path) -> None:
             assert done.returncode in (1, 2), done
             assert words in done.stderr, done.stderr
             assert "s3cret" not in done.stderr
+            # It never served, and names the other one once.
+            assert done.stdout == "", done.stdout
+            assert done.stderr.count("--join http") <= 1, done.stderr
+            assert done.stderr.count(old.url) <= 1, done.stderr
         # The other one is as it was.
         assert old.get("/health").json["ready"] is True
 
