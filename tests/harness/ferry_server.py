@@ -176,6 +176,14 @@ class Server:
                 raise AssertionError(f"not up: {self.log()[-2000:]}")
             time.sleep(0.05)
 
+    def wait_running(self, timeout: float = 10) -> bool:
+        """Until a request runs; False when none came up in time."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.status()["replicas"][0]["running"] > 0:
+                return True
+        return False
+
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)

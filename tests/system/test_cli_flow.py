@@ -66,7 +66,8 @@ def serving(model: str, folder: pathlib.Path, *args: str) -> Iterator[str]:
     port_file = folder / "port"
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(
-            [FERRY, "serve", model, "--host", "127.0.0.1", "--port", "0"]
+            [FERRY, "serve", model, "--host", "127.0.0.1", "--port", "0",
+             "--threads", "1"]
             + ["--port-file", str(port_file), "--max-model-len", "128"]
             + ["--weight-transfer-config", '{"backend":"ipc"}', *args],
             stdout=log,

@@ -127,11 +127,11 @@ def test_o53_a_kept_request_goes_on_over_the_cache_that_was_asked_for(
     n = 480
     with Server(tmp_path / "serve", a, "--kernel-format", "f32", "--threads",
                 "1", "--tensor-parallel-size", "2") as server:
-        for _ in range(10):
+        for _ in range(20):
             push(a, server.url, version="old")
             with ThreadPoolExecutor(1) as pool:
                 job = pool.submit(server.generate, PROMPT, n)
-                time.sleep(0.05)
+                server.wait_running(2)
                 flag = "true" if clear else "false"
                 assert server.post(
                     f"/pause?mode=keep&clear_cache={flag}").code == 200

@@ -139,8 +139,10 @@ def test_o59_rounds_leave_nothing_behind(tmp_path: Path) -> None:
             after = [Usage(pid) for pid in pids]
             for x, y in zip(before, after):
                 assert (y.fds, y.threads) == (x.fds, x.threads)
-                assert abs(y.maps - x.maps) <= 2
-                assert y.resident <= x.resident * 1.01 + 2 * MIB
+                # Sanitizers map memory of their own and keep what is freed.
+                if not os.environ.get("FERRY_SANITIZE"):
+                    assert abs(y.maps - x.maps) <= 2
+                    assert y.resident <= x.resident * 1.01 + 2 * MIB
             # Ranks: the storage is where it was, and nothing large beside it.
             for x, y in zip(before[1:], after[1:]):
                 assert y.large == x.large
