@@ -308,9 +308,14 @@ static void step_loop(rank *r)
             body = text;
             body_size = text == NULL ? 0 : strlen(text);
         } else if (kind == FERRY__RANK_READ) {
-            st = ferry__rank_read(ferry__model_table(r->model),
-                                  (char *)frame + 8, size - 8, &body,
-                                  &body_size);
+            /* Before and after, so that nothing was written meanwhile. */
+            st = ferry_worker_may_serve(r->worker);
+            if (st == FERRY_OK)
+                st = ferry__rank_read(ferry__model_table(r->model),
+                                      (char *)frame + 8, size - 8, &body,
+                                      &body_size);
+            if (st == FERRY_OK)
+                st = ferry_worker_may_serve(r->worker);
         } else {
             st = ferry_fail(FERRY_EINTERNAL, "unknown step message %u", kind);
         }
