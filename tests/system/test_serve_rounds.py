@@ -212,6 +212,10 @@ CHUNKS = (
 )
 
 
+@pytest.mark.skipif(
+    "thread" in os.environ.get("FERRY_SANITIZE", ""),
+    reason="the thread sanitizer's shadow memory counts as the rank's",
+)
 @pytest.mark.parametrize(
     ("kernel", "commit", "extra"),
     [
