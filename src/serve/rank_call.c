@@ -42,13 +42,15 @@ void ferry__answers_close(const ferry__server *s, ferry__answers *a)
     ferry__free(a->statuses);
 }
 
-static const char *running_call(ferry__server *s, bool *out_asking)
+/* Who holds `control`. One without a name only looks (the reaper, an abort),
+ * or is about to write its name or to let go: waited for, as a question is. */
+static const char *running_call(ferry__server *s, bool *out_waits)
 {
     const char *running;
 
     pthread_mutex_lock(&s->lock);
     running = s->running;
-    *out_asking = s->asking;
+    *out_waits = s->asking || running == NULL;
     pthread_mutex_unlock(&s->lock);
     return running == NULL ? "another weight call" : running;
 }
