@@ -20,6 +20,12 @@ if(NOT FERRY_HAVE_XXHASH_H)
     message(FATAL_ERROR "xxhash.h is missing (package libxxhash-dev)")
 endif()
 
+# UCX is optional: without it the provider `ucx` is not built, and says so.
+pkg_check_modules(FERRY_ucx QUIET IMPORTED_TARGET GLOBAL ucx)
+if(FERRY_ucx_FOUND)
+    add_library(ferry::ucx ALIAS PkgConfig::FERRY_ucx)
+endif()
+
 if(FERRY_WORKER)
     foreach(pair IN ITEMS
             microhttpd:libmicrohttpd crypto:libcrypto pcre2:libpcre2-8)

@@ -190,7 +190,18 @@ typedef struct ferry_trainer_host {
      * FERRY_HOST_SPAN. */
     void (*span)(ferry_trainer_context *ctx, const char *phase,
                  int64_t from_ns);
+    /* Asks the peers, over the control plane, what they are: all Ferry, none
+     * of them, or (FERRY_EMISMATCH) some. A client without `status` counts as
+     * not Ferry. */
+    ferry_status (*peers_are_ferry)(ferry_trainer_context *ctx, bool *out);
+    /* Inference workers behind the client; FERRY_ENOTSUP when it cannot
+     * tell. */
+    ferry_status (*peer_world_size)(ferry_trainer_context *ctx,
+                                    int32_t *out_workers);
 } ferry_trainer_host;
+/* Whether the host's table, which may be older, has a method. */
+#define FERRY_HOST_HAS(host, method)                                           \
+    ((host)->size > offsetof(ferry_trainer_host, method) && (host)->method)
 #define FERRY_HOST_SPAN(host, ctx, phase, from_ns)                             \
     do {                                                                       \
         if ((host)->size > offsetof(ferry_trainer_host, span) && (host)->span) \

@@ -64,6 +64,12 @@ typedef struct ferry_client_ops {
      * status that says that all are Ferry, a round is prepared on all before
      * it is committed on any. NULL: one server, of unknown name. */
     const char *(*peer)(void *self, size_t index);
+    /* Inference workers behind this client: every rank of every replica.
+     * NULL: the caller of a backend that needs it gives world_size. A fan-out
+     * whose members all have it raises an integer `rank_offset` in init info
+     * for each member by the workers of those before it, so that all of them
+     * share one communicator. */
+    ferry_status (*world_size)(void *self, int32_t *out_workers);
 } ferry_client_ops;
 
 /* A client is a table and the implementer's own pointer. Plain data. */

@@ -51,6 +51,38 @@ extern const struct ferry_trainer_init_type ferry_ipc_trainer_init_type;
             0, 0, 0, 1, {0, 0}, 0                                              \
     }
 
+/* `nccl`: dense broadcast; rank 0 of the trainer and every worker of every
+ * replica in one communicator. */
+typedef struct ferry_nccl_trainer_init_info {
+    ferry_trainer_init_info base;
+    const char *master_address; /* of this rank, as the workers reach it; NULL
+                                   = "127.0.0.1" */
+    int32_t master_port;        /* of the rendezvous store; 0 picks one */
+    int32_t world_size;         /* 1 + workers; 0: the client is asked */
+    uint64_t packed_buffer_size_bytes; /* 0 = 1 GiB */
+    int32_t packed_num_buffers;        /* in flight; 0 = 2 */
+    uint8_t packed;         /* 1: whole tensors in buffers; 0: one broadcast a
+                            parameter. The macro sets 1 */
+    uint8_t digest;         /* 1: workers prove every byte, where all of them
+                            are Ferry. The macro sets it */
+    uint8_t reserved[2];    /* 0 */
+    const char *provider;   /* NULL or "auto"; "tcp", "ucx" between Ferry
+                               peers; "nccl" (what vLLM's workers speak) */
+    const char *rendezvous; /* with provider nccl: NULL or "store"; or
+                               "unique_id", through the control plane */
+} ferry_nccl_trainer_init_info;
+extern const struct ferry_trainer_init_type ferry_nccl_trainer_init_type;
+#define FERRY_NCCL_TRAINER_INIT_INFO(rank_by_name)                             \
+    {                                                                          \
+        {sizeof(ferry_nccl_trainer_init_info),                                 \
+         &ferry_nccl_trainer_init_type,                                        \
+         (rank_by_name),                                                       \
+         0,                                                                    \
+         0,                                                                    \
+         0},                                                                   \
+            0, 0, 0, 0, 0, 1, 1, {0, 0}, 0, 0                                  \
+    }
+
 typedef struct ferry_trainer ferry_trainer;
 
 /* Makes the engine that info->type names, opens its channel and, on the

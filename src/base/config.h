@@ -19,6 +19,11 @@
       "bearer token for servers and clients that are given none")              \
     X(COPY, "copy", "auto", "auto|plain|stream",                               \
       "how large copies store: with or without the cache")                     \
+    X(HOST_NAME, "host_name", "", "text",                                      \
+      "ranks that give the same name share a host; empty: by machine and "     \
+      "network namespace")                                                     \
+    X(NCCL_LIBRARY, "nccl_library", "libnccl.so.2", "file",                    \
+      "the library that speaks NCCL, such as libferry_nccl_host.so")           \
     X(FAULT, "fault", "", "text",                                              \
       "what the wrapper of a backend \"fault:NAME\" does wrong")
 

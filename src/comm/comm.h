@@ -15,6 +15,9 @@ typedef enum ferry__reduce_op {
 } ferry__reduce_op;
 
 typedef struct ferry__comm ferry__comm;
+struct ferry__memory;
+struct ferry__stream;
+struct ferry__stream_options;
 
 /* Every method blocks the caller until its own part is done: a buffer may be
  * reused on return. timeout_ms > 0. FERRY_ETIMEOUT names the operation, the
@@ -43,11 +46,42 @@ typedef struct ferry__comm_ops {
     /* Wakes all ranks of this group with FERRY_ECANCELED. Any thread. */
     void (*abort)(ferry__comm *c);
     void (*close)(ferry__comm *c); /* never blocks on peers */
+
+    /* ---- optional ---- */
+
+    /* Makes [bytes, bytes + size_bytes) readable by `pull`; writes the key
+     * that a puller gives (at most FERRY__PULL_KEY bytes), which the caller
+     * carries there. The memory must stay until unexpose or close. */
+    ferry_status (*expose)(ferry__comm *c, void *bytes, size_t size_bytes,
+                           void *out_key, size_t *out_key_bytes);
+    void (*unexpose)(ferry__comm *c, void *bytes);
+    /* One-sided get of size_bytes from `offset` in memory that rank `from`
+     * exposed, without a call on that rank. */
+    ferry_status (*pull)(ferry__comm *c, void *bytes, size_t size_bytes,
+                         int32_t from, const void *key, size_t key_bytes,
+                         uint64_t offset, int64_t timeout_ms);
+    /* The provider's own way to stream (stream.h). NULL: whole buffers by
+     * broadcast. */
+    ferry_status (*stream_open)(ferry__comm *c,
+                                const struct ferry__stream_options *options,
+                                struct ferry__stream **out);
+    /* How bytes go, in words, for status and logs: "tcp 10.0.0.2:4411",
+     * "ucx rc_mlx5". NULL: the provider's name says it. */
+    void (*describe)(ferry__comm *c, char *out, size_t size_bytes);
 } ferry__comm_ops;
+
+#define FERRY__PULL_KEY 512
 
 struct ferry__comm {
     const ferry__comm_ops *ops;
     int32_t rank, world_size;
+    /* Asked in every wait, at least every 100 ms, by the thread that waits
+     * and by none other; a failure ends the call (and the group) with it.
+     * Set by the owner between calls; NULL: only timeouts bound. */
+    ferry_status (*check)(void *arg, const char *what);
+    void *check_arg;
+    /* The memory that buffers must be of; NULL: the host's. */
+    const struct ferry__memory *memory;
 };
 
 /* Makes the shared segment of a local group: one descriptor (memfd, sealed

@@ -414,13 +414,15 @@ static void local_close(ferry__comm *comm)
     ferry__free(c);
 }
 
-const ferry__comm_ops ferry__local_ops = {sizeof(ferry__comm_ops),
-                                          "local",
-                                          local_broadcast,
-                                          local_all_reduce,
-                                          local_all_gather,
-                                          local_barrier,
-                                          local_send,
-                                          local_recv,
-                                          local_abort,
-                                          local_close};
+const ferry__comm_ops ferry__local_ops = {
+    .size = sizeof(ferry__comm_ops),
+    .provider = "local",
+    .broadcast = local_broadcast,
+    .all_reduce = local_all_reduce,
+    .all_gather = local_all_gather,
+    .barrier = local_barrier,
+    .send = local_send,
+    .recv = local_recv,
+    .abort = local_abort,
+    .close = local_close,
+};

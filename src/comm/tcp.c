@@ -378,7 +378,8 @@ static tcp__comm *create(const ferry__comm_tcp_options *o)
 
     if (!c)
         return NULL;
-    c->base = (ferry__comm){&ferry__tcp_ops, o->rank, o->world_size};
+    c->base = (ferry__comm){
+        .ops = &ferry__tcp_ops, .rank = o->rank, .world_size = o->world_size};
     c->generation = o->generation;
     c->no_progress_ms = o->no_progress_ms;
     pthread_mutex_init(&c->lock, NULL);

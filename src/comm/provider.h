@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The providers of groups by name: `tcp` (in libferry), `ucx` and `nccl`
+ * (modules, opened on first use).
+ * Invariant: a group is opened by the provider that was asked for or not at
+ * all; nothing falls back. */
+#ifndef FERRY_COMM_PROVIDER_H
+#define FERRY_COMM_PROVIDER_H
+
+#include "comm/comm.h"
+#include "comm/tcp_store.h"
+
+/* What the ranks of a group agree on, and how to reach this one. */
+typedef struct ferry__group {
+    int32_t rank, world_size;
+    uint64_t generation; /* >= 1, grows with every group of one store */
+    const char *secret;  /* 1 to 64 characters; a peer without it is refused
+                            before it sees or feeds a byte */
+    const char *bind;    /* address to listen on; "" every one */
+    /* Address by which the others reach this rank; "": this end of the
+     * connection to the store. */
+    const char *advertise;
+    /* Ranks with the same name are one host; "": machine and network
+     * namespace (setting `host_name` overrides both). */
+    const char *host_name;
+    int64_t timeout_ms;     /* of the meeting */
+    int64_t no_progress_ms; /* of every later call; 0: none */
+} ferry__group;
+
+typedef struct ferry__provider {
+    size_t size;
+    const char *name;
+    /* FERRY_OK, or FERRY_EBACKEND and why not here. Opens no device. */
+    ferry_status (*available)(void);
+    /* True when this machine has links that only this provider uses well
+     * (RDMA): then `auto` takes it. NULL: never. */
+    bool (*preferred)(void);
+    /* All ranks at once. */
+    ferry_status (*open)(ferry__store *store, const ferry__group *group,
+                         ferry__comm **out);
+} ferry__provider;
+
+/* FERRY_EUNKNOWN lists the known; FERRY_EBACKEND why one cannot be opened. */
+ferry_status ferry__provider_find(const char *name,
+                                  const ferry__provider **out);
+/* What `auto` means on this machine: "ucx" where it is preferred, else
+ * "tcp". The trainer decides, the others follow or refuse. */
+const char *ferry__provider_auto(void);
+/* The index-th name; NULL after the last. Opens nothing. */
+const char *ferry__provider_name(size_t index);
+
+/* A provider's module is ferry_comm_<name>; it exports this. */
+typedef const ferry__provider *(*ferry__provider_entry_fn)(void);
+#define FERRY__PROVIDER_ENTRY "ferry__provider_entry"
+
+extern const ferry__provider ferry__provider_tcp;
+
+#endif
