@@ -299,6 +299,47 @@ static ferry_status between(ferry__comm *comm, const char *name, bool out,
     return ferry__tcp_run(tcp_of(comm), &call, &flow, 1);
 }
 
+/* The flow before, of the same peer and direction. */
+static const tcp__flow *before(const tcp__flow *flows, size_t n,
+                               const ferry__comm_tcp_item *item)
+{
+    while (n-- > 0) {
+        if (flows[n].peer == item->peer && flows[n].out == item->out)
+            return &flows[n];
+    }
+    return NULL;
+}
+
+ferry_status ferry__comm_tcp_exchange(ferry__comm *comm,
+                                      const ferry__comm_tcp_item *items,
+                                      size_t n, int64_t timeout_ms)
+{
+    ferry_status status;
+    tcp__flow *flows;
+    tcp__call call;
+
+    for (size_t i = 0; i < n; i++) {
+        if (items[i].peer < 0 || items[i].peer >= comm->world_size ||
+            items[i].peer == comm->rank)
+            return ferry_fail(FERRY_EINVAL,
+                              "exchange: peer %d for rank %d in a world of %d",
+                              items[i].peer, comm->rank, comm->world_size);
+    }
+    FERRY_TRY(ferry__tcp_enter(tcp_of(comm), "exchange", timeout_ms, &call));
+    flows = ferry__alloc_array(n, sizeof(*flows));
+    if (!flows)
+        return ferry__tcp_break(tcp_of(comm), FERRY_ENOMEM);
+    for (size_t i = 0; i < n; i++) {
+        ferry__tcp_flow_init(&flows[i], items[i].out, items[i].peer, TCP__PAIR,
+                             OP_SEND, 0, 0, items[i].bytes,
+                             items[i].size_bytes);
+        flows[i].behind = before(flows, i, &items[i]);
+    }
+    status = ferry__tcp_run(tcp_of(comm), &call, flows, n);
+    ferry__free(flows);
+    return status;
+}
+
 static ferry_status tcp_send(ferry__comm *comm, const void *bytes,
                              size_t size_bytes, int32_t to, int64_t timeout_ms)
 {

@@ -38,6 +38,18 @@ typedef struct ferry__comm_tcp_options {
 ferry_status ferry__comm_tcp_open(const ferry__comm_tcp_options *options,
                                   int listener, int64_t timeout_ms,
                                   ferry__comm **out);
+/* Sends and receives that all run at once, so that ranks may exchange in any
+ * order; those of one peer and direction keep theirs, and match the peer's
+ * calls of `send` and `recv` as well as its exchanges. */
+typedef struct ferry__comm_tcp_item {
+    void *bytes; /* only read when it goes out */
+    size_t size_bytes;
+    int32_t peer; /* not this rank */
+    bool out;
+} ferry__comm_tcp_item;
+ferry_status ferry__comm_tcp_exchange(ferry__comm *c,
+                                      const ferry__comm_tcp_item *items,
+                                      size_t n, int64_t timeout_ms);
 /* Bytes that this rank has written to other hosts' ranks and to its own
  * host's, data only. */
 void ferry__comm_tcp_egress(const ferry__comm *c, uint64_t *out_remote,

@@ -181,7 +181,7 @@ static size_t may_send(const tcp__flow *f)
 
 static bool can_move(const tcp__flow *f)
 {
-    if (flow_done(f))
+    if (flow_done(f) || (f->behind && !flow_done(f->behind)))
         return false;
     return !f->out || f->head_done < TCP__HEAD_BYTES || may_send(f) > 0;
 }

@@ -61,6 +61,8 @@ typedef struct tcp__flow {
     size_t size, done;
     size_t head_done;
     const struct tcp__flow *after;
+    /* Of the same peer and direction: moves only once that one is done. */
+    const struct tcp__flow *behind;
 } tcp__flow;
 
 /* `what` and `detail` must be the same at both ends, as must `size`. */
