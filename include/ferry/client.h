@@ -116,8 +116,11 @@ ferry_status ferry_client_http(const char *base_url,
  * logged. During init and update replicas may wait for bytes that a failed
  * one will never let through: 500 ms after the first failure the others
  * are canceled. Optional calls are offered where all clients have them
- * (cancel and abort always). Owns the clients on success and clears the
- * caller's copies. */
+ * (cancel and abort always, status where any has it). Its status is
+ * {"replicas": [one of each client]}; where some are Ferry and some are not,
+ * null stands for those that are not, and the lists "ferry" and "not_ferry"
+ * name them; FERRY_EROUTE: none is Ferry. Owns the clients on success and
+ * clears the caller's copies. */
 ferry_status ferry_client_fanout(ferry_client *clients, size_t count,
                                  ferry_client *out_client);
 

@@ -3,34 +3,20 @@
  * Invariant: an optional call is offered where every client can take it, so
  * that no call leaves the replicas apart (C3). */
 #include "clients/client_ops.h"
-#include "clients/fanout_call.h"
+#include "clients/fanout_peers.h"
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/str.h"
 
-#include <stdio.h>
 #include <string.h>
 
-#define LEAVE_MS     1000
-#define STATUS_BYTES ((size_t)64 << 10)
+#define LEAVE_MS 1000
 
 static ferry_status call_all(ferry__fanout *f, ferry__fanout_fn fn, void *arg,
                              bool may_starve)
 {
     return ferry__fanout_call(f, fn, arg, may_starve, NULL);
-}
-
-static ferry_status one_init(const ferry_client *client, void *arg, size_t i)
-{
-    (void)i;
-    return client->ops->init_weight_transfer_engine(client->self, arg);
-}
-
-static ferry_status fanout_init(void *self, const char *init_info)
-{
-    return call_all(self, one_init, (void *)(uintptr_t)init_info, true);
 }
 
 static ferry_status one_start(const ferry_client *client, void *arg, size_t i)
@@ -171,40 +157,6 @@ static const char *fanout_peer(void *self, size_t index)
     return NULL;
 }
 
-static ferry_status one_status(const ferry_client *client, void *arg, size_t i)
-{
-    char *texts = arg;
-
-    return client->ops->status(client->self, texts + i * STATUS_BYTES,
-                               STATUS_BYTES);
-}
-
-/* {"replicas": [status of each, in order]} */
-static ferry_status fanout_status(void *self, char *buffer, size_t size_bytes)
-{
-    ferry__fanout *f = self;
-    char *texts = ferry__alloc_array(f->count, STATUS_BYTES);
-    ferry__str all = {0};
-    ferry_status status;
-
-    if (!texts)
-        return FERRY_ENOMEM;
-    status = call_all(f, one_status, texts, false);
-    ferry__str_append(&all, "{\"replicas\":[");
-    for (size_t i = 0; status == FERRY_OK && i < f->count; i++) {
-        ferry__str_append(&all, i ? "," : "");
-        ferry__str_append(&all, texts + i * STATUS_BYTES);
-    }
-    ferry__str_append(&all, "]}");
-    if (status == FERRY_OK && all.failed)
-        status = ferry_fail(FERRY_ENOMEM, "status: out of memory");
-    if (status == FERRY_OK && size_bytes > 0)
-        snprintf(buffer, size_bytes, "%s", all.data);
-    ferry__str_free(&all);
-    ferry__free(texts);
-    return status;
-}
-
 static void fanout_close(void *self)
 {
     ferry__fanout *f = self;
@@ -224,11 +176,12 @@ static void fanout_close(void *self)
 
 /* Offers an optional call where every client can take it. One that only
  * some could take would leave the replicas apart. Cancel and abort only
- * make things end sooner and need not be everywhere. */
+ * make things end sooner and need not be everywhere; a status says itself who
+ * gave none. */
 static void choose_ops(ferry__fanout *f)
 {
-    bool draft = true, pause = true, resume = true, status = true;
-    bool prepare = true, commit = true;
+    bool draft = true, pause = true, resume = true, status = false;
+    bool prepare = true, commit = true, world_size = true;
 
     for (size_t i = 0; i < f->count; i++) {
         const ferry_client_ops *ops = f->clients[i].ops;
@@ -236,14 +189,15 @@ static void choose_ops(ferry__fanout *f)
         draft &= FERRY__CLIENT_HAS(ops, start_draft_weight_update);
         pause &= FERRY__CLIENT_HAS(ops, pause);
         resume &= FERRY__CLIENT_HAS(ops, resume);
-        status &= FERRY__CLIENT_HAS(ops, status);
+        status |= FERRY__CLIENT_HAS(ops, status);
         prepare &= FERRY__CLIENT_HAS(ops, prepare_weight_update);
         commit &= FERRY__CLIENT_HAS(ops, commit_weight_update);
+        world_size &= FERRY__CLIENT_HAS(ops, world_size);
     }
     f->ops = (ferry_client_ops){
         .size = sizeof(ferry_client_ops),
         .kind = "fanout",
-        .init_weight_transfer_engine = fanout_init,
+        .init_weight_transfer_engine = ferry__fanout_init,
         .start_weight_update = fanout_start,
         .update_weights = fanout_update,
         .finish_weight_update = fanout_finish,
@@ -252,11 +206,12 @@ static void choose_ops(ferry__fanout *f)
         .start_draft_weight_update = draft ? fanout_start_draft : NULL,
         .pause = pause && resume ? fanout_pause : NULL,
         .resume = pause && resume ? fanout_resume : NULL,
-        .status = status ? fanout_status : NULL,
+        .status = status ? ferry__fanout_status : NULL,
         .prepare_weight_update = prepare && commit ? fanout_prepare : NULL,
         .commit_weight_update = prepare && commit ? fanout_commit : NULL,
         .close = fanout_close,
         .peer = fanout_peer,
+        .world_size = world_size ? ferry__fanout_world_size : NULL,
     };
 }
 

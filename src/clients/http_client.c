@@ -19,6 +19,7 @@
 /* Abort and status are asked when something went wrong already, and must
  * not add a long wait of their own. */
 #define SHORT_TIMEOUT_MS INT64_C(5000)
+#define WORLD_SIZE_ROUTE "/get_world_size?include_dp=true"
 
 static ferry_status send_one(ferry__http_client *c, ferry__http_op *op,
                              const char *call, const char *route,
@@ -282,6 +283,49 @@ static ferry_status http_status(void *self, char *buffer, size_t size_bytes)
     return status;
 }
 
+/* {"world_size": N}, all data-parallel replicas of the server together. */
+static ferry_status read_world_size(const ferry__http_client *c,
+                                    const ferry__http_reply *reply,
+                                    int32_t *out_workers)
+{
+    const char *call = "world_size";
+    json_t *value = NULL;
+    json_int_t n = 0;
+
+    FERRY_TRY(ferry__http_judge(c, call, WORLD_SIZE_ROUTE, reply));
+    if (reply->body.length > 0 &&
+        ferry__json_parse("answer", reply->body.data, reply->body.length,
+                          &value) == FERRY_OK)
+        n = json_integer_value(json_object_get(value, "world_size"));
+    json_decref(value);
+    if (n < 1 || n > INT32_MAX)
+        return ferry_fail(FERRY_EPEER,
+                          "%s: %s: server answered %.100s, which gives no "
+                          "world_size of 1 to %d",
+                          c->address.base, call,
+                          reply->body.data ? reply->body.data : "nothing",
+                          INT32_MAX);
+    *out_workers = (int32_t)n;
+    return FERRY_OK;
+}
+
+static ferry_status http_world_size(void *self, int32_t *out_workers)
+{
+    ferry__http_client *c = self;
+    ferry__http_reply reply = {0};
+    ferry_status status;
+    ferry__http_op op;
+
+    FERRY_TRY(ferry__http_op_begin(c, &op, "world_size", true));
+    status =
+        ferry__http_request(c, &op, true, WORLD_SIZE_ROUTE, NULL, 0, &reply);
+    ferry__http_op_end(c, &op);
+    if (status == FERRY_OK)
+        status = read_world_size(c, &reply, out_workers);
+    ferry__str_free(&reply.body);
+    return status;
+}
+
 static const char *http_peer(void *self, size_t index)
 {
     const ferry__http_client *c = self;
@@ -323,6 +367,7 @@ static const ferry_client_ops http_ops = {
     .commit_weight_update = http_commit,
     .close = http_close,
     .peer = http_peer,
+    .world_size = http_world_size,
 };
 
 static pthread_once_t curl_once = PTHREAD_ONCE_INIT;

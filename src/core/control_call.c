@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "core/peers.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -31,6 +32,9 @@ struct ferry__control_call {
     char *text;
     ferry_status result;
     char line[LINE_MAX_BYTES];
+    /* Written by the call that runs, read when it has ended. */
+    char *status;
+    int32_t workers;
 };
 
 const char *ferry__call_name(ferry__call_kind kind)
@@ -40,7 +44,7 @@ const char *ferry__call_name(ferry__call_kind kind)
         "start_draft_weight_update",   "update_weights",
         "finish_weight_update",        "prepare_weight_update",
         "commit_weight_update",        "status",
-        "abort_weight_update"};
+        "abort_weight_update",         "world_size"};
 
     return names[kind];
 }
@@ -116,6 +120,7 @@ static void drop_ref(ferry__control_call *c)
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
     ferry__free(c->text);
+    ferry__free(c->status);
     ferry__free(c);
 }
 
@@ -127,12 +132,18 @@ static ferry_status not_offered(const ferry__control_call *c,
                       ferry__call_name(kind));
 }
 
-static ferry_status call_optional(const ferry__control_call *c,
-                                  ferry__call_kind kind, const char *text)
+static ferry_status ask_status(ferry__control_call *c)
+{
+    ferry__free(c->status);
+    c->status = NULL;
+    return ferry__peers_status(&c->client, &c->status);
+}
+
+static ferry_status call_optional(ferry__control_call *c, ferry__call_kind kind,
+                                  const char *text)
 {
     const ferry_client_ops *o = c->client.ops;
     void *self = c->client.self;
-    char status[64]; /* that it answers is the answer */
 
     if (kind == FERRY__CALL_START_DRAFT && o->start_draft_weight_update != NULL)
         return o->start_draft_weight_update(self);
@@ -141,14 +152,16 @@ static ferry_status call_optional(const ferry__control_call *c,
     if (kind == FERRY__CALL_COMMIT && o->commit_weight_update != NULL)
         return o->commit_weight_update(self, text);
     if (kind == FERRY__CALL_STATUS && o->status != NULL)
-        return o->status(self, status, sizeof(status));
+        return ask_status(c);
     if (kind == FERRY__CALL_ABORT && o->abort_weight_update != NULL)
         return o->abort_weight_update(self);
+    if (kind == FERRY__CALL_WORLD_SIZE && o->world_size != NULL)
+        return o->world_size(self, &c->workers);
     return not_offered(c, kind);
 }
 
-static ferry_status call_client(const ferry__control_call *c,
-                                ferry__call_kind kind, const char *text)
+static ferry_status call_client(ferry__control_call *c, ferry__call_kind kind,
+                                const char *text)
 {
     const ferry_client_ops *o = c->client.ops;
     void *self = c->client.self;
@@ -309,6 +322,16 @@ ferry_status ferry__control_call_poll(ferry__control_call *c)
     return answer(c, true);
 }
 
+const char *ferry__control_call_status(const ferry__control_call *c)
+{
+    return c->status;
+}
+
+int32_t ferry__control_call_workers(const ferry__control_call *c)
+{
+    return c->workers;
+}
+
 bool ferry__control_call_wait(ferry__control_call *c, int64_t timeout_ms)
 {
     int64_t until_ns = ferry__now_ns() + timeout_ms * 1000000;
@@ -333,6 +356,7 @@ void ferry__control_call_cancel(ferry__control_call *c)
 static void forget(ferry__control_call *c)
 {
     ferry__free(c->text);
+    ferry__free(c->status);
     ferry__free(c);
 }
 

@@ -17,8 +17,9 @@ typedef enum ferry__call_kind {
     FERRY__CALL_FINISH,
     FERRY__CALL_PREPARE,
     FERRY__CALL_COMMIT,
-    FERRY__CALL_STATUS, /* whether all peers are Ferry */
-    FERRY__CALL_ABORT
+    FERRY__CALL_STATUS,
+    FERRY__CALL_ABORT,
+    FERRY__CALL_WORLD_SIZE
 } ferry__call_kind;
 const char *ferry__call_name(ferry__call_kind kind);
 
@@ -46,6 +47,9 @@ ferry__call_kind ferry__control_call_kind_of(ferry__control_call *c);
 ferry_status ferry__control_call_peek(ferry__control_call *c);
 /* As peek; the result is taken. */
 ferry_status ferry__control_call_poll(ferry__control_call *c);
+/* What the last call of its kind answered, once its result was FERRY_OK. */
+const char *ferry__control_call_status(const ferry__control_call *c);
+int32_t ferry__control_call_workers(const ferry__control_call *c);
 /* Waits at most this long for the running call to end; true if it did. */
 bool ferry__control_call_wait(ferry__control_call *c, int64_t timeout_ms);
 /* Tells the client to end the running call; returns at once. */

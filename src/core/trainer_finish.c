@@ -33,6 +33,7 @@ static void no_fleet(ferry_trainer *t, size_t n, const char *why)
 ferry_status ferry__trainer_learn_peers(ferry_trainer *t)
 {
     const ferry_client *client = ferry__control_call_client(t->call);
+    ferry__peers peers;
     size_t n;
     ferry_status st;
     char why[FERRY__LINE_MAX];
@@ -50,16 +51,19 @@ ferry_status ferry__trainer_learn_peers(ferry_trainer *t)
         no_fleet(t, n, "not every client can prepare and commit");
         return FERRY_OK;
     }
-    st = ferry__trainer_call(t, FERRY__CALL_STATUS, NULL);
-    if (st == FERRY_EROUTE) {
+    st = ferry__trainer_ask_peers(t, &peers);
+    if (st == FERRY_EROUTE)
         snprintf(why, sizeof(why), "a peer is not Ferry (%s)",
                  ferry_last_error());
-        no_fleet(t, n, why);
-        return FERRY_OK;
-    }
-    if (st == FERRY_OK)
+    else if (st == FERRY_OK && peers.any_other)
+        snprintf(why, sizeof(why), "%s is not Ferry", peers.other);
+    else if (st == FERRY_OK)
         t->fleet = FERRY__FLEET_YES;
-    return st;
+    if (st < 0 && st != FERRY_EROUTE)
+        return st;
+    if (t->fleet == FERRY__FLEET_UNKNOWN)
+        no_fleet(t, n, why);
+    return FERRY_OK;
 }
 
 ferry_status ferry__trainer_finish(ferry_trainer *t, const char *version)

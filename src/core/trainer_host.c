@@ -221,6 +221,42 @@ static ferry_status host_update_wait(ferry_trainer_context *ctx)
     return ferry__trainer_join(trainer_of(ctx));
 }
 
+ferry_status ferry__trainer_ask_peers(ferry_trainer *t, ferry__peers *out)
+{
+    FERRY_TRY(ferry__trainer_call(t, FERRY__CALL_STATUS, NULL));
+    return ferry__peers_sort(ferry__control_call_status(t->call), out);
+}
+
+/* A backend speaks one way to all of them. */
+static ferry_status host_peers_are_ferry(ferry_trainer_context *ctx, bool *out)
+{
+    ferry_trainer *t = trainer_of(ctx);
+    ferry__peers peers = {0};
+    ferry_status st = FERRY_EROUTE;
+
+    if (ferry__control_call_client(t->call)->ops->status != NULL)
+        st = ferry__trainer_ask_peers(t, &peers);
+    if (st < 0 && st != FERRY_EROUTE)
+        return st;
+    if (peers.any_ferry && peers.any_other)
+        return ferry_fail(FERRY_EMISMATCH,
+                          "%s is Ferry, %s is not; backend %s needs all of "
+                          "one kind",
+                          peers.ferry, peers.other, t->backend);
+    *out = peers.any_ferry;
+    return FERRY_OK;
+}
+
+static ferry_status host_peer_world_size(ferry_trainer_context *ctx,
+                                         int32_t *out_workers)
+{
+    ferry_trainer *t = trainer_of(ctx);
+
+    FERRY_TRY(ferry__trainer_call(t, FERRY__CALL_WORLD_SIZE, NULL));
+    *out_workers = ferry__control_call_workers(t->call);
+    return FERRY_OK;
+}
+
 const ferry_trainer_host *ferry__trainer_host(void)
 {
     static const ferry_trainer_host host = {
@@ -245,6 +281,8 @@ const ferry_trainer_host *ferry__trainer_host(void)
         .remaining_ms = host_remaining_ms,
         .stats = host_stats,
         .span = host_span,
+        .peers_are_ferry = host_peers_are_ferry,
+        .peer_world_size = host_peer_world_size,
     };
 
     return &host;

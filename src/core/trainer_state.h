@@ -9,6 +9,7 @@
 #include "core/control_call.h"
 #include "core/manifest.h"
 #include "core/pass.h"
+#include "core/peers.h"
 #include "core/round.h"
 #include "core/spans.h"
 #include <ferry/backend.h>
@@ -56,6 +57,8 @@ const ferry_trainer_host *ferry__trainer_host(void);
 /* Runs one control call and waits for it within the bounds. */
 ferry_status ferry__trainer_call(ferry_trainer *t, ferry__call_kind kind,
                                  const char *text);
+/* Asks what the peers are. FERRY_EROUTE: none of them is Ferry. */
+ferry_status ferry__trainer_ask_peers(ferry_trainer *t, ferry__peers *out);
 /* Waits for the call in flight within the bounds and takes its result. */
 ferry_status ferry__trainer_join(ferry_trainer *t);
 /* Canceled, or a bound passed. */

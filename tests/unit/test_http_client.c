@@ -322,6 +322,40 @@ static void o62_absent_routes_have_three_different_hints(void **state)
     tiny_http_stop(s);
 }
 
+/* G1: all ranks of all data-parallel replicas of the server. */
+static void g1_the_server_is_asked_for_its_workers(void **state)
+{
+    static const struct {
+        tiny_reply reply;
+        ferry_status status;
+        const char *words;
+    } rows[] = {
+        {{.body = "{\"world_size\":4}"}, FERRY_OK, ""},
+        {{.body = "{\"world_size\":0}"}, FERRY_EPEER, "no world_size of 1 to"},
+        {{.body = "{\"world_size\":\"4\"}"}, FERRY_EPEER, "no world_size"},
+        {{.body = "{\"world_size\":2147483648}"}, FERRY_EPEER, "2147483648"},
+        {{.body = "<html>"}, FERRY_EPEER, "<html>"},
+        {{.code = 404}, FERRY_EROUTE, "server has no /get_world_size"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        script told = {{{"/get_world_size", rows[i].reply}}};
+        tiny_http *s = tiny_http_start("127.0.0.1", follow, &told);
+        ferry_client c = open_client(tiny_http_url(s), 5000);
+        int32_t workers = 77;
+
+        assert_int_equal(c.ops->world_size(c.self, &workers), rows[i].status);
+        assert_int_equal(workers, rows[i].status < 0 ? 77 : 4);
+        if (rows[i].status < 0)
+            line_has(rows[i].words);
+        assert_int_equal(tiny_http_count(s), 1);
+        sent(s, 0, "GET", "/get_world_size?include_dp=true", "");
+        ferry_client_close(&c);
+        tiny_http_stop(s);
+    }
+}
+
 static void a_page_for_everything_is_no_ferry(void **state)
 {
     script told = {{{"/", {.body = "<html>"}}}};
@@ -701,6 +735,7 @@ int main(void)
         cmocka_unit_test(tokens_are_sent_as_bearer),
         cmocka_unit_test(o16_no_proxy_unless_told),
         cmocka_unit_test(o62_absent_routes_have_three_different_hints),
+        cmocka_unit_test(g1_the_server_is_asked_for_its_workers),
         cmocka_unit_test(a_page_for_everything_is_no_ferry),
         cmocka_unit_test(o09_the_servers_own_words_come_back),
         cmocka_unit_test(a_refused_connection_names_host_and_port),

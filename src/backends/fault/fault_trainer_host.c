@@ -244,6 +244,37 @@ static ferry_round_stats *host_stats(ferry_trainer_context *ctx)
     return of(ctx)->host->stats(of(ctx)->ctx);
 }
 
+static void host_span(ferry_trainer_context *ctx, const char *phase,
+                      int64_t from_ns)
+{
+    FERRY_HOST_SPAN(of(ctx)->host, of(ctx)->ctx, phase, from_ns);
+}
+
+/* The host that this wrapper runs in may be older than the wrapper. */
+static ferry_status no_method(const fault__trainer *t, const char *name)
+{
+    return t->host->fail(FERRY_ENOTSUP, "this host has no %s", name);
+}
+
+static ferry_status host_peers_are_ferry(ferry_trainer_context *ctx, bool *out)
+{
+    const fault__trainer *t = of(ctx);
+
+    if (!FERRY_HOST_HAS(t->host, peers_are_ferry))
+        return no_method(t, "peers_are_ferry");
+    return t->host->peers_are_ferry(t->ctx, out);
+}
+
+static ferry_status host_peer_world_size(ferry_trainer_context *ctx,
+                                         int32_t *out_workers)
+{
+    const fault__trainer *t = of(ctx);
+
+    if (!FERRY_HOST_HAS(t->host, peer_world_size))
+        return no_method(t, "peer_world_size");
+    return t->host->peer_world_size(t->ctx, out_workers);
+}
+
 const ferry_trainer_host *fault__trainer_host(void)
 {
     static const ferry_trainer_host host = {
@@ -267,6 +298,9 @@ const ferry_trainer_host *fault__trainer_host(void)
         .progress = host_progress,
         .remaining_ms = host_remaining_ms,
         .stats = host_stats,
+        .span = host_span,
+        .peers_are_ferry = host_peers_are_ferry,
+        .peer_world_size = host_peer_world_size,
     };
 
     return &host;
