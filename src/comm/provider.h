@@ -48,6 +48,12 @@ const char *ferry__provider_auto(void);
 /* The index-th name; NULL after the last. Opens nothing. */
 const char *ferry__provider_name(size_t index);
 
+/* What a group left open, settled: shared by the providers. */
+const char *ferry__group_host_name(const ferry__group *group);
+ferry_status ferry__group_address(ferry__store *store,
+                                  const ferry__group *group, char *out,
+                                  size_t size_bytes);
+
 /* A provider's module is ferry_comm_<name>; it exports this. */
 typedef const ferry__provider *(*ferry__provider_entry_fn)(void);
 #define FERRY__PROVIDER_ENTRY "ferry__provider_entry"

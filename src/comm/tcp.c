@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/hash.h"
 #include "comm/reduce.h"
+#include "comm/tcp_address.h"
 #include "comm/tcp_tree.h"
 
 #include <stdio.h>
@@ -381,6 +382,11 @@ static void tcp_close(ferry__comm *comm)
     ferry__free(c);
 }
 
+static void tcp_describe(ferry__comm *comm, char *out, size_t size_bytes)
+{
+    snprintf(out, size_bytes, "tcp %s", tcp_of(comm)->where);
+}
+
 const ferry__comm_ops ferry__tcp_ops = {
     .size = sizeof(ferry__comm_ops),
     .provider = "tcp",
@@ -392,6 +398,7 @@ const ferry__comm_ops ferry__tcp_ops = {
     .recv = tcp_recv,
     .abort = tcp_abort,
     .close = tcp_close,
+    .describe = tcp_describe,
 };
 
 static ferry_status check_options(const ferry__comm_tcp_options *o)
@@ -431,6 +438,8 @@ static tcp__comm *create(const ferry__comm_tcp_options *o)
     }
     for (int32_t r = 0; r < o->world_size; r++)
         c->host_ids[r] = o->members[r].host_id;
+    ferry__tcp_text(c->where, o->members[o->rank].host,
+                    o->members[o->rank].port);
     return c;
 }
 

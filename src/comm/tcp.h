@@ -14,9 +14,10 @@
 #define FERRY__COMM_TCP_VERSION 1
 #define FERRY__COMM_TCP_WORLD   128
 #define FERRY__COMM_TCP_SECRET  64
+#define FERRY__COMM_TCP_HOST    256
 
 typedef struct ferry__comm_tcp_member {
-    char host[256]; /* address that the others connect to */
+    char host[FERRY__COMM_TCP_HOST]; /* address that the others connect to */
     int32_t port;
     uint64_t host_id; /* equal: one machine, the links between are cheap */
 } ferry__comm_tcp_member;
@@ -25,7 +26,7 @@ typedef struct ferry__comm_tcp_options {
     int32_t rank, world_size;
     uint64_t generation; /* a peer of another generation is refused */
     const char *secret;  /* 1 to 64 characters, agreed beforehand */
-    /* By rank; copied. Own host and port are not used. */
+    /* By rank; copied. Own host and port are only told. */
     const ferry__comm_tcp_member *members;
     /* A call in which no byte moves for so long fails with
      * FERRY_ENOPROGRESS; 0: only the call's own timeout bounds. */

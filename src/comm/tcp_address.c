@@ -279,6 +279,28 @@ ferry_status ferry__tcp_connect(const char *host, int32_t port,
     return status;
 }
 
+ferry_status ferry__tcp_local_host(int fd, char *out, size_t size_bytes)
+{
+    static const char mapped[] = "::ffff:";
+    struct sockaddr_storage a;
+    socklen_t n = sizeof(a);
+    int error;
+
+    if (getsockname(fd, (struct sockaddr *)&a, &n) != 0)
+        return ferry_fail(FERRY_ECONN, "address of this end: %s",
+                          strerror(errno));
+    error = getnameinfo((struct sockaddr *)&a, n, out, (socklen_t)size_bytes,
+                        NULL, 0, NI_NUMERICHOST);
+    if (error != 0)
+        return ferry_fail(FERRY_ECONN, "address of this end: %s",
+                          gai_strerror(error));
+    /* An IPv4 address that came through an IPv6 socket. */
+    if (strncmp(out, mapped, sizeof(mapped) - 1) == 0 && strchr(out, '.'))
+        memmove(out, out + sizeof(mapped) - 1,
+                strlen(out + sizeof(mapped) - 1) + 1);
+    return FERRY_OK;
+}
+
 ferry_status ferry__tcp_accept(int listener, int *out_fd)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);

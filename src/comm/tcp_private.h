@@ -32,6 +32,7 @@ typedef struct tcp__comm {
     ferry__comm base;
     uint64_t generation;
     int64_t no_progress_ms;
+    char where[FERRY__COMM_TCP_HOST + 16]; /* this rank listened there */
     uint64_t host_ids[FERRY__COMM_TCP_WORLD];
     tcp__peer peers[FERRY__COMM_TCP_WORLD];
     uint64_t sent_remote, sent_local;

@@ -30,6 +30,10 @@ typedef struct ferry__store ferry__store;
 ferry_status ferry__store_open(const char *host, int32_t port,
                                int64_t timeout_ms, ferry__store **out);
 void ferry__store_close(ferry__store **store);
+/* The address of this end of the connection: what others reach this machine
+ * by, as far as the store's network goes. */
+ferry_status ferry__store_local_address(const ferry__store *s, char *out,
+                                        size_t size_bytes);
 
 /* Counts this client as a worker, as torch's clients do; a torch master
  * waits for as many as its world size. */

@@ -476,6 +476,12 @@ ferry_status ferry__store_multi_set(ferry__store *s, const char *const *keys,
     return send_message(s, &m, &w);
 }
 
+ferry_status ferry__store_local_address(const ferry__store *s, char *out,
+                                        size_t size_bytes)
+{
+    return ferry__tcp_local_host(s->fd, out, size_bytes);
+}
+
 /* ---- barrier ---- */
 
 typedef struct barrier_keys {

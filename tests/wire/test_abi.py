@@ -106,6 +106,9 @@ def test_nothing_is_left_unresolved():
 def test_modules_show_their_entry_alone():
     for module in sorted((LIB / "ferry").glob("ferry_*.so")):
         shown = [n for n in exports(module) if n != "FERRY_MODULE"]
+        if "_comm_" in module.stem:
+            assert shown == ["ferry__provider_entry"], (module.name, shown)
+            continue
         side = "source" if "_source_" in module.stem else \
             module.stem.rsplit("_", 1)[1]
         assert len(shown) == 1 and f"ferry_{side}_" in shown[0], \
