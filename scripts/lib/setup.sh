@@ -19,7 +19,7 @@ SETUP_COMMANDS="cmake:cmake ninja:ninja-build gcc:gcc g++:g++
     pkg-config:pkg-config python3:python3 git:git"
 SETUP_MODULES="libcurl:libcurl4-openssl-dev jansson:libjansson-dev
     libmicrohttpd:libmicrohttpd-dev libcrypto:libssl-dev
-    libpcre2-8:libpcre2-dev cmocka:libcmocka-dev"
+    libpcre2-8:libpcre2-dev cmocka:libcmocka-dev ucx:libucx-dev"
 SETUP_HEADERS="xxhash.h:libxxhash-dev"
 # For the checks of the test run and for scripts/deep.
 SETUP_CHECKERS="clang:clang clang-tidy:clang-tidy"
