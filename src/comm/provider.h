@@ -9,6 +9,16 @@
 #include "comm/comm.h"
 #include "comm/tcp_store.h"
 
+#define FERRY__UNIQUE_ID 128
+
+/* How the ranks find each other. Providers other than `nccl` know the first
+ * way only. */
+typedef enum ferry__meeting {
+    FERRY__MEET_FERRY,      /* rendezvous.h, all ranks are Ferry */
+    FERRY__MEET_VLLM_STORE, /* the store, by the keys that vLLM's ranks use */
+    FERRY__MEET_UNIQUE_ID   /* no store (NULL): an id that all were given */
+} ferry__meeting;
+
 /* What the ranks of a group agree on, and how to reach this one. */
 typedef struct ferry__group {
     int32_t rank, world_size;
@@ -24,6 +34,13 @@ typedef struct ferry__group {
     const char *host_name;
     int64_t timeout_ms;     /* of the meeting */
     int64_t no_progress_ms; /* of every later call; 0: none */
+    /* Asked while the ranks meet, at least every 100 ms, by the thread that
+     * waits; a failure ends the meeting with it. NULL: only timeout_ms
+     * bounds. */
+    ferry_status (*check)(void *arg, const char *what);
+    void *check_arg;
+    ferry__meeting meeting;
+    const void *unique_id; /* FERRY__MEET_UNIQUE_ID: FERRY__UNIQUE_ID bytes */
 } ferry__group;
 
 typedef struct ferry__provider {
@@ -37,6 +54,9 @@ typedef struct ferry__provider {
     /* All ranks at once. */
     ferry_status (*open)(ferry__store *store, const ferry__group *group,
                          ferry__comm **out);
+    /* Rank 0: an id for FERRY__MEET_UNIQUE_ID, FERRY__UNIQUE_ID bytes. NULL:
+     * this provider meets in a store only. */
+    ferry_status (*unique_id)(void *out);
 } ferry__provider;
 
 /* FERRY_EUNKNOWN lists the known; FERRY_EBACKEND why one cannot be opened. */

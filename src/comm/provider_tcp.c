@@ -47,13 +47,18 @@ static ferry_status tcp_open(ferry__store *store, const ferry__group *group,
     ferry__rendezvous_tcp r = {.base = {.rank = group->rank,
                                         .world_size = group->world_size,
                                         .generation = group->generation,
-                                        .timeout_ms = group->timeout_ms},
+                                        .timeout_ms = group->timeout_ms,
+                                        .check = group->check,
+                                        .check_arg = group->check_arg},
                                .host = group->bind ? group->bind : "",
                                .advertise = address,
                                .host_name = ferry__group_host_name(group),
                                .secret = group->secret,
                                .no_progress_ms = group->no_progress_ms};
 
+    if (group->meeting != FERRY__MEET_FERRY)
+        return ferry_fail(FERRY_ENOTSUP,
+                          "provider tcp: ranks that are not Ferry");
     FERRY_TRY(ferry__group_address(store, group, address, sizeof(address)));
     return ferry__rendezvous_tcp_open(store, &r, out);
 }

@@ -145,6 +145,8 @@ static ferry_status await_begin(ferry__store *s, const ferry__rendezvous *r,
                               world, r->rank, r->world_size);
         if (alive == r->generation)
             return FERRY_OK;
+        if (r->check)
+            FERRY_TRY(r->check(r->check_arg, "waiting for rank 0"));
         if (ferry__deadline_passed(until))
             return ferry_fail(FERRY_ETIMEOUT,
                               "rendezvous: rank 0 did not begin generation "

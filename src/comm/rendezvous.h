@@ -20,6 +20,10 @@ typedef struct ferry__rendezvous {
     int32_t rank, world_size;
     uint64_t generation; /* grows with every new group in one store */
     int64_t timeout_ms;
+    /* Asked while waiting, at least every 100 ms; NULL: only the timeout
+     * bounds. The store's own waits ask what the store was opened with. */
+    ferry_status (*check)(void *arg, const char *what);
+    void *check_arg;
 } ferry__rendezvous;
 
 /* Gives `card` (any bytes, at most 4 KiB) and takes those of all ranks, in

@@ -70,7 +70,9 @@ static ferry_status open_group(ferry__store *store,
                                  .world_size = r->base.world_size,
                                  .generation = r->base.generation,
                                  .secret = r->secret,
-                                 .no_progress_ms = r->no_progress_ms};
+                                 .no_progress_ms = r->no_progress_ms,
+                                 .check = r->base.check,
+                                 .check_arg = r->base.check_arg};
     ferry__comm_tcp_member *members =
         ferry__alloc_array(FERRY__COMM_TCP_WORLD, sizeof(*members));
     ferry_status status;

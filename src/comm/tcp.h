@@ -31,6 +31,10 @@ typedef struct ferry__comm_tcp_options {
     /* A call in which no byte moves for so long fails with
      * FERRY_ENOPROGRESS; 0: only the call's own timeout bounds. */
     int64_t no_progress_ms;
+    /* Asked while meeting, at least every 100 ms; NULL: only the timeout
+     * bounds. */
+    ferry_status (*check)(void *arg, const char *what);
+    void *check_arg;
 } ferry__comm_tcp_options;
 
 /* Meets all others; `listener` (ferry__tcp_listen) stays the caller's and

@@ -105,6 +105,19 @@ static ferry_status check_hello(const meeting *m, const unsigned char *h)
     return FERRY_OK;
 }
 
+/* A wait of the meeting: asks the owner of the group. */
+typedef struct asker {
+    const ferry__comm_tcp_options *o;
+    const char *what;
+} asker;
+
+static ferry_status ask(void *arg)
+{
+    const asker *a = arg;
+
+    return a->o->check ? a->o->check(a->o->check_arg, a->what) : FERRY_OK;
+}
+
 /* ---- to the lower ranks ---- */
 
 static ferry_status shake(meeting *m, int32_t to, int channel, int fd,
@@ -134,7 +147,8 @@ static ferry_status call_peer(meeting *m, int32_t to, int channel,
 {
     const ferry__comm_tcp_member *member = &m->o->members[to];
     char where[FERRY__TCP_TEXT_BYTES], what[ADDRESS_BYTES];
-    ferry__waiter w = {NULL, NULL, *until, what};
+    asker a = {m->o, what};
+    ferry__waiter w = {ask, &a, *until, what};
     ferry_status status;
     int fd = -1;
 
@@ -260,14 +274,16 @@ static ferry_status await_higher(meeting *m, int listener,
 
     while (m->missing > 0) {
         int64_t left = ferry__deadline_left_ms(until);
+        asker a = {m->o, "waiting for the other ranks to connect"};
 
         if (left == 0)
             return name_missing(m, until->bound_ms);
+        FERRY_TRY(ask(&a));
         polls[0] = (struct pollfd){m->n_pending < PENDING_MAX ? listener : -1,
                                    POLLIN, 0};
         for (size_t i = 0; i < m->n_pending; i++)
             polls[i + 1] = (struct pollfd){m->pending[i].fd, POLLIN, 0};
-        if (poll(polls, m->n_pending + 1, left < 1000 ? (int)left : 1000) < 0 &&
+        if (poll(polls, m->n_pending + 1, left < 100 ? (int)left : 100) < 0 &&
             errno != EINTR)
             return ferry_fail(FERRY_EIO, "poll: %s", strerror(errno));
         for (size_t i = m->n_pending; i-- > 0;)

@@ -23,6 +23,8 @@ struct ferry__store {
     int fd;
     int64_t timeout_ms;
     ferry_status failed;
+    ferry_status (*check)(void *arg, const char *what);
+    void *check_arg;
     char where[FERRY__TCP_TEXT_BYTES];
     char what[FERRY__TCP_TEXT_BYTES + 16];
 };
@@ -96,9 +98,17 @@ static ferry_status check_value(size_t size)
     return FERRY_OK;
 }
 
-static ferry__waiter waiter_of(const ferry__store *s, int64_t timeout_ms)
+static ferry_status ask(void *arg)
 {
-    return (ferry__waiter){NULL, NULL, ferry__deadline_in(timeout_ms), s->what};
+    const ferry__store *s = arg;
+
+    return s->check(s->check_arg, s->what);
+}
+
+static ferry__waiter waiter_of(ferry__store *s, int64_t timeout_ms)
+{
+    return (ferry__waiter){s->check ? ask : NULL, s,
+                           ferry__deadline_in(timeout_ms), s->what};
 }
 
 static ferry_status breaks(ferry__store *s, ferry_status status)
@@ -194,6 +204,14 @@ static ferry_status greet(ferry__store *s, const ferry__waiter *w)
 ferry_status ferry__store_open(const char *host, int32_t port,
                                int64_t timeout_ms, ferry__store **out)
 {
+    return ferry__store_open_checked(host, port, timeout_ms, NULL, NULL, out);
+}
+
+ferry_status
+ferry__store_open_checked(const char *host, int32_t port, int64_t timeout_ms,
+                          ferry_status (*check)(void *arg, const char *what),
+                          void *check_arg, ferry__store **out)
+{
     ferry__store *s;
     ferry_status status;
     ferry__waiter w;
@@ -205,6 +223,8 @@ ferry_status ferry__store_open(const char *host, int32_t port,
         return FERRY_ENOMEM;
     s->fd = -1;
     s->timeout_ms = timeout_ms;
+    s->check = check;
+    s->check_arg = check_arg;
     ferry__tcp_text(s->where, host, port);
     snprintf(s->what, sizeof(s->what), "store %s", s->where);
     w = waiter_of(s, timeout_ms);
@@ -281,6 +301,8 @@ ferry_status ferry__store_await_joined(ferry__store *s, int32_t world_size,
         FERRY_TRY(add_joined(s, 0, &count));
         if (count >= world_size)
             return FERRY_OK;
+        if (s->check)
+            FERRY_TRY(s->check(s->check_arg, s->what));
         if (ferry__deadline_passed(&until))
             return ferry_fail(
                 FERRY_ETIMEOUT, "%s: %lld of %d joined within %lld ms", s->what,
