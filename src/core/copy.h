@@ -46,6 +46,10 @@ void ferry__op_between(const ferry_tensor *dst, const ferry_tensor *src,
  * destination stride 1 has whole blocks. */
 void ferry__copy_run(const ferry__copy_op *op, void *dst, const void *src,
                      ferry__xxh3_state *digest);
+/* Packs elements [first, first + count) of the tensor's logical order at
+ * `out`, of any alignment. */
+void ferry__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
+                       void *out);
 /* Only hashes the box. */
 void ferry__copy_digest(const ferry__copy_op *op, const void *src,
                         ferry__xxh3_state *digest);

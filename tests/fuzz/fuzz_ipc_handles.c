@@ -90,8 +90,8 @@ static void try_lists(const void *original, size_t size)
 
     if (ferry__ipc_get_boxes(bytes, size, &boxes) >= 0) {
         if (boxes.listed)
-            ferry__ipc_boxes_check(&boxes, params, 3);
-        ferry__ipc_boxes_free(&boxes);
+            ferry__box_lists_check(&boxes.lists, params, 3);
+        ferry__box_lists_free(&boxes.lists);
     }
     if (ferry__ipc_get_ranges(bytes, size, &ranges) >= 0)
         ferry__free(ranges.items);

@@ -155,7 +155,7 @@ static void boxes_and_digests_bytes(void **state)
 {
     ferry_box boxes[1] = {{4, 2, 0, {3, 2}, {8, 1}}};
     size_t first[3] = {0, 0, 1};
-    ferry__ipc_boxes v = {2, 0, true, 2, first, boxes}, got;
+    ferry__ipc_boxes v = {2, 0, true, {2, first, boxes}}, got;
     ferry_param_meta params[2] = {{"a", FERRY_DTYPE_F32, 1, {5}},
                                   {"b", FERRY_DTYPE_F32, 2, {3, 8}}};
     ferry__ipc_digest items[1] = {{1, 0, 0x0102030405060708}};
@@ -164,17 +164,19 @@ static void boxes_and_digests_bytes(void **state)
     char want[512];
 
     (void)state;
-    assert_int_equal(ferry__ipc_boxes_digest(&v, &v.digest), FERRY_OK);
+    assert_int_equal(ferry__box_lists_digest(&v.lists, &v.digest), FERRY_OK);
     ferry__ipc_put_boxes(&s, &v);
     assert_int_equal(ferry__ipc_get_boxes(s.data, s.length, &got), FERRY_OK);
-    assert_int_equal(got.n_params, 2);
-    assert_int_equal(got.boxes[0].stride[0], 8);
-    assert_int_equal(ferry__ipc_boxes_check(&got, params, 2), FERRY_OK);
-    assert_int_equal(ferry__ipc_boxes_check(&got, params, 1), FERRY_EPEER);
+    assert_int_equal(got.lists.n_params, 2);
+    assert_int_equal(got.lists.boxes[0].stride[0], 8);
+    assert_int_equal(ferry__box_lists_check(&got.lists, params, 2), FERRY_OK);
+    assert_int_equal(ferry__box_lists_check(&got.lists, params, 1),
+                     FERRY_EPEER);
     params[1].shape[0] = 2; /* its last row would be outside */
-    assert_int_equal(ferry__ipc_boxes_check(&got, params, 2), FERRY_EPEER);
+    assert_int_equal(ferry__box_lists_check(&got.lists, params, 2),
+                     FERRY_EPEER);
     assert_non_null(strstr(ferry_last_error(), "b"));
-    ferry__ipc_boxes_free(&got);
+    ferry__box_lists_free(&got.lists);
     s.data[s.length - 1] ^= 1;
     assert_int_equal(ferry__ipc_get_boxes(s.data, s.length, &got), FERRY_EPEER);
     s.data[s.length - 1] ^= 1;

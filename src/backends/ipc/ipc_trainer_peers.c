@@ -52,9 +52,9 @@ static ferry_status take_boxes(ipc__trainer *t, ipc__peer *peer,
     while (i < peer->n_lists && peer->lists[i].digest != boxes->digest)
         i++;
     if (i < peer->n_lists) {
-        ferry__ipc_boxes_free(boxes);
+        ferry__box_lists_free(&boxes->lists);
     } else if (!boxes->listed) {
-        ferry__ipc_boxes_free(boxes);
+        ferry__box_lists_free(&boxes->lists);
         return ferry_fail(FERRY_EPEER, "%s names boxes that it never listed",
                           peer->label);
     } else {
@@ -62,11 +62,11 @@ static ferry_status take_boxes(ipc__trainer *t, ipc__peer *peer,
          * full table can be used again and again. */
         if (peer->n_lists == LISTS_MAX) {
             i = --peer->n_lists;
-            ferry__ipc_boxes_free(&peer->lists[i]);
+            ferry__box_lists_free(&peer->lists[i].lists);
         }
         if (ferry__grow(&peer->lists, &peer->lists_capacity, peer->n_lists,
                         sizeof(*peer->lists)) < 0) {
-            ferry__ipc_boxes_free(boxes);
+            ferry__box_lists_free(&boxes->lists);
             return FERRY_ENOMEM;
         }
         peer->lists[peer->n_lists++] = *boxes;
@@ -222,8 +222,8 @@ ferry_status ipc__peers_await_boxes(ipc__trainer *t, const ipc__chunk *chunk)
         while (!t->peers[i].boxes)
             FERRY_TRY(ipc__peers_look(t, "waiting for the workers' boxes",
                                       IPC__SLICE_MS));
-        FERRY_TRY(ferry__ipc_boxes_check(t->peers[i].boxes, chunk->params,
-                                         chunk->count));
+        FERRY_TRY(ferry__box_lists_check(&t->peers[i].boxes->lists,
+                                         chunk->params, chunk->count));
     }
     return FERRY_OK;
 }

@@ -5,9 +5,7 @@
  * it; pieces are multiples of 32 elements except at a parameter's end. */
 #include "backends/ipc/ipc_trainer_state.h"
 
-#include "core/load_plan.h"
-
-#include <string.h>
+#include "core/copy.h"
 
 #define ALIGN          ((uint64_t)64)
 #define PIECE_ELEMENTS ((int64_t)32)
@@ -18,57 +16,6 @@ typedef struct writer {
     char *data;
     uint64_t used;
 } writer;
-
-typedef struct range_copy {
-    const ferry_tensor *tensor;
-    char *out;
-    int64_t first;
-} range_copy;
-
-/* The logical order of the tensor is the clip's source; the copy goes the
- * other way, from the tensor's strides to a packed piece. */
-static void copy_part(void *arg, const ferry__copy_op *op)
-{
-    const range_copy *r = arg;
-    ferry__copy_op copy = *op;
-
-    for (int32_t d = 0; d < op->ndim; d++) {
-        copy.src_stride[d] = op->dst_stride[d];
-        copy.dst_stride[d] = op->src_stride[d];
-    }
-    copy.src_offset = op->dst_offset;
-    copy.dst_offset = op->src_offset - r->first;
-    ferry__copy_run(&copy, r->out, ferry_tensor_data(r->tensor), NULL);
-}
-
-void ipc__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
-                     void *out)
-{
-    range_copy r = {tensor, out, first};
-    ferry__copy_op op;
-    int64_t stride = 1;
-
-    if (count == 0)
-        return;
-    memset(&op, 0, sizeof(op));
-    op.src_dtype = op.dst_dtype = tensor->dtype;
-    if (ferry_tensor_is_contiguous(tensor)) {
-        op.ndim = 1;
-        op.shape[0] = count;
-        op.src_stride[0] = op.dst_stride[0] = 1;
-        op.src_offset = first;
-        ferry__copy_run(&op, out, ferry_tensor_data(tensor), NULL);
-        return;
-    }
-    op.ndim = tensor->ndim;
-    for (int32_t d = tensor->ndim - 1; d >= 0; d--) {
-        op.shape[d] = tensor->shape[d];
-        op.src_stride[d] = stride;
-        op.dst_stride[d] = tensor->stride[d];
-        stride *= tensor->shape[d];
-    }
-    ferry__op_clip(&op, first, count, copy_part, &r);
-}
 
 static void publish(writer *w)
 {
@@ -119,7 +66,7 @@ static void add_piece(writer *w, uint32_t param, const ferry_tensor *tensor,
     ferry__ipc_slot *head = w->head;
     uint64_t bytes = (uint64_t)count * ferry_dtype_bytes(tensor->dtype);
 
-    ipc__copy_range(tensor, first, count, w->data + w->used);
+    ferry__copy_range(tensor, first, count, w->data + w->used);
     head->records[head->n_records++] =
         (ferry__ipc_record){param, 0, first, count, w->used};
     w->used += (bytes + ALIGN - 1) / ALIGN * ALIGN;

@@ -6,6 +6,7 @@
 #include "backends/ipc/ipc_trainer_state.h"
 
 #include "base/alloc.h"
+#include "core/copy.h"
 #include "core/manifest.h"
 #include "core/packing.h"
 #include "device/shared.h"
@@ -175,7 +176,7 @@ static ferry_status use_buffer(send_state *s, ipc__buffer *b, uint64_t *at,
 
     FERRY_TRY(buffer_open(s, b));
     FERRY_TRY(ipc__segment_use(t, b->id, b->size_bytes, b->fd));
-    ipc__copy_range(tensor, 0, ferry_tensor_numel(tensor), b->memory + *at);
+    ferry__copy_range(tensor, 0, ferry_tensor_numel(tensor), b->memory + *at);
     h->kind = FERRY__IPC_SHARED;
     h->id = b->id;
     h->offset = *at;

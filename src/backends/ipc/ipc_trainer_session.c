@@ -282,7 +282,7 @@ void ipc__session_close(ipc__trainer *t)
 
         ferry__ipc_link_close(&peer->link);
         for (size_t k = 0; k < peer->n_lists; k++)
-            ferry__ipc_boxes_free(&peer->lists[k]);
+            ferry__box_lists_free(&peer->lists[k].lists);
         ferry__free(peer->lists);
     }
     ferry__free(t->peers);

@@ -6,7 +6,7 @@
 #define FERRY_BACKENDS_IPC_TRAINER_STATE_H
 
 #include "backends/ipc/ipc_wire.h"
-#include "base/hash.h"
+#include "core/digester.h"
 
 /* How often sockets and the control call are looked at while waiting. */
 #define IPC__SLICE_MS 20
@@ -138,9 +138,6 @@ ferry_status ipc__digester_tensor(ipc__digester *d, size_t i,
 ferry_status ipc__digester_send(ipc__digester *d);
 
 /* ---- ipc_trainer_ring.c ---- */
-/* Copies elements [first, first + count) of a tensor's logical order. */
-void ipc__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
-                     void *out);
 /* Streams the ring's parameters of a chunk, fetching as it goes when they are
  * not there yet; digests the others on the way (digester may be NULL). */
 ferry_status ipc__ring_stream(ipc__trainer *t, ipc__chunk *chunk,

@@ -8,7 +8,7 @@
 #define FERRY_BACKENDS_IPC_WIRE_H
 
 #include "base/socket.h"
-#include "base/str.h"
+#include "core/box_lists.h"
 #include "device/gate.h"
 #include <ferry/backend.h>
 
@@ -89,11 +89,9 @@ typedef struct ferry__ipc_update {
 /* The boxes of all parameters of an update, by one worker. */
 typedef struct ferry__ipc_boxes {
     uint64_t update;
-    uint64_t digest; /* XXH3-64 of the list as it travels */
-    bool listed;     /* false: the same list as an earlier one */
-    size_t n_params;
-    size_t *first;    /* n_params + 1; owned */
-    ferry_box *boxes; /* owned */
+    uint64_t digest; /* of the lists */
+    bool listed;     /* false: the same lists as earlier ones */
+    ferry__box_lists lists;
 } ferry__ipc_boxes;
 
 typedef struct ferry__ipc_digest {
@@ -124,8 +122,8 @@ void ferry__ipc_put_segment(ferry__str *s, const ferry__ipc_segment *v);
 void ferry__ipc_put_drop(ferry__str *s, uint64_t id);
 void ferry__ipc_put_ranges(ferry__str *s, const ferry__ipc_ranges *v);
 void ferry__ipc_put_update(ferry__str *s, const ferry__ipc_update *v);
-/* `boxes->first` and `boxes->boxes` are written when `listed`; digest is what
- * ferry__ipc_boxes_digest gave. */
+/* The lists are written when `listed`; digest is what
+ * ferry__box_lists_digest gave. */
 void ferry__ipc_put_boxes(ferry__str *s, const ferry__ipc_boxes *v);
 void ferry__ipc_put_digests(ferry__str *s, const ferry__ipc_digests *v);
 void ferry__ipc_put_done(ferry__str *s, const ferry__ipc_done *v);
@@ -152,14 +150,6 @@ ferry_status ferry__ipc_get_digests(const void *bytes, size_t size_bytes,
                                     ferry__ipc_digests *out);
 ferry_status ferry__ipc_get_done(const void *bytes, size_t size_bytes,
                                  ferry__ipc_done *out);
-
-ferry_status ferry__ipc_boxes_digest(const ferry__ipc_boxes *v,
-                                     uint64_t *out_digest);
-/* FERRY_EPEER unless every box lies in its parameter. */
-ferry_status ferry__ipc_boxes_check(const ferry__ipc_boxes *v,
-                                    const ferry_param_meta *params,
-                                    size_t count);
-void ferry__ipc_boxes_free(ferry__ipc_boxes *v);
 
 /* ---- the link: one socket to one peer ---- */
 

@@ -102,37 +102,17 @@ static bool knows_list(const ipc__worker *w, uint64_t digest)
     return false;
 }
 
-static ferry_status gather_boxes(receive *r, ferry__ipc_boxes *v)
-{
-    size_t used = 0, capacity = 0;
-
-    v->n_params = r->count;
-    v->first = ferry__alloc_array(r->count + 1, sizeof(*v->first));
-    if (!v->first)
-        return FERRY_ENOMEM;
-    for (size_t i = 0; i < r->count; i++) {
-        const ferry_box *boxes;
-        size_t n;
-
-        FERRY_TRY(r->w->host->boxes(r->w->ctx, i, &boxes, &n));
-        for (size_t b = 0; b < n; b++) {
-            FERRY_TRY(
-                ferry__grow(&v->boxes, &capacity, used, sizeof(*v->boxes)));
-            v->boxes[used++] = boxes[b];
-        }
-        v->first[i + 1] = used;
-    }
-    return ferry__ipc_boxes_digest(v, &v->digest);
-}
-
 /* Tells the trainer which boxes to hash. A list that it has is only named. */
 static ferry_status send_boxes(receive *r)
 {
     ipc__worker *w = r->w;
     ferry__ipc_boxes v = {.update = w->update};
     ferry__str s = {0};
-    ferry_status status = gather_boxes(r, &v);
+    ferry_status status =
+        ferry__box_lists_gather(w->host, w->ctx, r->count, &v.lists);
 
+    if (status == FERRY_OK)
+        status = ferry__box_lists_digest(&v.lists, &v.digest);
     if (status == FERRY_OK) {
         v.listed = !knows_list(w, v.digest);
         if (v.listed && w->n_lists < LISTS_MAX) {
@@ -146,7 +126,7 @@ static ferry_status send_boxes(receive *r)
         ferry__ipc_put_boxes(&s, &v);
         status = ipc__worker_send(w, &s, "sending boxes");
     }
-    ferry__ipc_boxes_free(&v);
+    ferry__box_lists_free(&v.lists);
     return status;
 }
 
