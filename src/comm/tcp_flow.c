@@ -26,6 +26,8 @@
 /* At the end of a wait, how long to listen for whom the others wait, at
  * most. */
 #define BLAME_MS 250
+/* How often the owner's check is asked, whether bytes move or not. */
+#define CHECK_MS INT64_C(100)
 
 static void put_u32(unsigned char *p, uint32_t v)
 {
@@ -375,8 +377,9 @@ static ferry_status await(tcp__comm *c, const tcp__call *call,
     if (idle <= 0)
         return time_out(c, call, f, FERRY_ENOPROGRESS, c->no_progress_ms);
     left = idle < left ? idle : left;
+    idle = c->base.check ? CHECK_MS : INT64_C(60000);
     if (poll(c->polls, fill_polls(c, flows, n),
-             left > 60000 ? 60000 : (int)left) < 0 &&
+             (int)(left < idle ? left : idle)) < 0 &&
         errno != EINTR)
         return ferry_fail(FERRY_EIO, "%s: poll: %s", call->name,
                           strerror(errno));
@@ -426,10 +429,25 @@ static ferry_status hold(tcp__comm *c, ferry_status status)
     return FERRY_OK;
 }
 
+/* The owner's own word is never held: it ends the call at once. */
+static ferry_status ask(const tcp__comm *c, const tcp__call *call,
+                        int64_t *asked_ns)
+{
+    int64_t now;
+
+    if (!c->base.check)
+        return FERRY_OK;
+    now = ferry__now_ns();
+    if (now - *asked_ns < CHECK_MS * 1000000)
+        return FERRY_OK;
+    *asked_ns = now;
+    return c->base.check(c->base.check_arg, call->name);
+}
+
 static ferry_status run(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
                         size_t n)
 {
-    int64_t moved_ns = ferry__now_ns();
+    int64_t moved_ns = ferry__now_ns(), asked_ns = moved_ns;
 
     for (;;) {
         bool moved;
@@ -437,6 +455,7 @@ static ferry_status run(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
 
         if (status != FERRY_OK)
             return status;
+        FERRY_TRY(ask(c, call, &asked_ns));
         if (atomic_load(&c->aborted))
             return listen_to_all(c, call->name);
         if (moved) {
