@@ -324,5 +324,7 @@ void ferry__round_set_bounds(ferry__round *r, int64_t deadline_ms,
     pthread_mutex_lock(&r->lock);
     r->init_deadline_ms = deadline_ms;
     r->init_no_progress_ms = no_progress_ms;
+    if (!active(r)) /* they bound the init that brought them as well */
+        arm(r);
     pthread_mutex_unlock(&r->lock);
 }

@@ -160,8 +160,7 @@ trainer_open(const ferry_trainer_engine_ops *ops, const char *backend,
     t->pid = getpid();
     st = fill(t, client, source);
     if (st < 0) {
-        line[0] = '\0';
-        strncat(line, ferry_last_error(), sizeof(line) - 1);
+        st = ferry__trainer_fail(t, st, line);
         trainer_free(t);
         return ferry__fail_line(st, line);
     }

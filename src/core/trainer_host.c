@@ -166,6 +166,8 @@ static ferry_status begin_call(ferry_trainer *t, ferry__call_kind kind,
                           "call %s",
                           (int)t->info->rank, ferry__call_name(kind));
     ferry__trainer_touch(t);
+    if (kind == FERRY__CALL_INIT)
+        t->started = true;
     return ferry__control_call_begin(t->call, kind, text);
 }
 

@@ -163,6 +163,7 @@ static ferry_status run_round(ferry_trainer *t, const ferry_send_options *o)
     FERRY_TRY(await_call(t, t->call));
     FERRY_TRY(await_call(t, t->ending));
     FERRY_TRY(reopen(t));
+    t->started = false;
     FERRY_TRY(read_metadata(t));
     if (t->is_sender) {
         FERRY_TRY(start(t, o->draft != 0));
@@ -237,14 +238,19 @@ static void end_calls(ferry_trainer *t, char *line)
                    ferry_last_error());
 }
 
-static ferry_status fail_round(ferry_trainer *t, ferry_status st, char *line)
+ferry_status ferry__trainer_fail(ferry_trainer *t, ferry_status st, char *line)
 {
     line[0] = '\0';
     strncat(line, ferry_last_error(), FERRY__LINE_MAX - 1);
     ferry__pass_end(&t->pass);
-    if (!t->is_sender)
+    if (!t->is_sender || t->ending == NULL)
         return st;
     st = real_error(t, st, line);
+    /* An init that was refused beside another trainer's round must not end
+     * that one. */
+    if (st == FERRY_EORDER &&
+        ferry__control_call_kind_of(t->call) == FERRY__CALL_INIT)
+        t->started = false;
     end_calls(t, line);
     return st;
 }
@@ -280,7 +286,7 @@ static ferry_status send_round(ferry_trainer *t,
     arm_round(t, &o);
     st = run_round(t, &o);
     if (st < 0)
-        st = fail_round(t, st, line);
+        st = ferry__trainer_fail(t, st, line);
     t->failed = st < 0;
     ferry__pass_end(&t->pass);
     if (t->ops->round_end != NULL)

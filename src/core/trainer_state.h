@@ -36,7 +36,7 @@ struct ferry_trainer {
     ferry__manifest declared;    /* metadata of this round */
     ferry__pass pass;
     bool passed;  /* a pass was begun in this round */
-    bool started; /* the peers may have an open round */
+    bool started; /* the peers may have an open round, or wait in init */
     ferry__fleet fleet;
     bool failed; /* the last round did: init is called before the next */
     uint64_t rounds;
@@ -64,6 +64,12 @@ ferry_status ferry__trainer_join(ferry_trainer *t);
 /* Canceled, or a bound passed. */
 ferry_status ferry__trainer_check_bounds(ferry_trainer *t, const char *what);
 void ferry__trainer_touch(ferry_trainer *t);
+
+/* ---- trainer_round.c ---- */
+
+/* What a failure leaves behind: the peers are told, the real error and its
+ * line (FERRY__LINE_MAX bytes) are the answer. */
+ferry_status ferry__trainer_fail(ferry_trainer *t, ferry_status st, char *line);
 
 /* ---- trainer_finish.c ---- */
 

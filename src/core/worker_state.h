@@ -46,7 +46,7 @@ struct ferry_worker {
     ferry__target *target; /* what self.model is now */
     /* guarded */
     char *version;
-    char path[32];
+    char path[96];
 };
 
 static inline bool ferry__worker_is_staged(const ferry_worker *w)

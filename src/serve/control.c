@@ -15,6 +15,10 @@
 /* How long an abort waits for the call that it ends. Ranks let go within
  * their waiting slice; the client itself waits 5 s for an abort. */
 #define ABORT_WAIT_MS 4000
+/* How long an init waits for a call that is on its way out. */
+#define INIT_WAIT_MS 1000
+
+static const char init_name[] = "init_weight_transfer_engine";
 
 static void refresh_all(ferry__server *s)
 {
@@ -103,11 +107,38 @@ ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st)
     return ferry__fail_line(st, line);
 }
 
+static bool init_runs(ferry__server *s)
+{
+    bool runs;
+
+    pthread_mutex_lock(&s->lock);
+    runs = s->running != NULL && strcmp(s->running, init_name) == 0;
+    pthread_mutex_unlock(&s->lock);
+    return runs;
+}
+
+/* An init that still waits for its group to form gives way: its trainer may
+ * be gone. Any other call is given the time in which its ranks find that out
+ * by themselves. */
+static ferry_status begin_init(ferry__server *s)
+{
+    ferry__deadline d = ferry__deadline_in(INIT_WAIT_MS);
+    ferry_status st;
+
+    while ((st = ferry__rank_call_begin(s, init_name)) == FERRY_EBUSY &&
+           !ferry__deadline_passed(&d)) {
+        if (init_runs(s))
+            ferry__rank_call_abort(s);
+        ferry__sleep_ms(50);
+    }
+    return st;
+}
+
 ferry_status ferry__control_init(ferry__server *s, const char *init_info)
 {
     ferry_status st;
 
-    FERRY_TRY(ferry__rank_call_begin(s, "init_weight_transfer_engine"));
+    FERRY_TRY(begin_init(s));
     st = ferry__rank_call_wait_up(s);
     /* A trainer that came back does not wait for the round that the dead one
      * left open. */

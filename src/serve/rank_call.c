@@ -261,7 +261,9 @@ ferry_status ferry__rank_call(ferry__server *s, ferry__rank_kind kind,
             ferry__replica_lost(r, a->line);
         }
     }
-    collect(s, pending, a, kind == FERRY__RANK_UPDATE);
+    /* In both the ranks may wait for one another. */
+    collect(s, pending, a,
+            kind == FERRY__RANK_UPDATE || kind == FERRY__RANK_INIT);
     ferry__history_called(&s->history);
     pthread_mutex_unlock(&s->calls);
     ferry__free(pending);
