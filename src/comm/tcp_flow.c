@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Moving bytes: all flows of a call at once, on the caller's thread, asleep
- * in poll while none can move. Also failures and how they travel.
+ * in poll while none can move.
  *
  * Head of a flow, little-endian: 1. u32 operation  2. u32 detail
  * 3. u32 sequence  4. u32 0  5. u64 bytes that follow.
- * Control message, 256 bytes: 1. u32 kind  2. i32 status, or the rank waited
- * for  3. u32 0  4. text, NUL padded.
  * Invariant: every wait ends at the call's deadline, on a control message,
  * or on an abort. */
 #include "comm/tcp_private.h"
@@ -23,9 +21,6 @@
 /* Bytes that one flow moves before the next has its turn: a relayed piece
  * is still in the cache when it is sent on. */
 #define PIECE_BYTES ((size_t)256 << 10)
-/* At the end of a wait, how long to listen for whom the others wait, at
- * most. */
-#define BLAME_MS 250
 /* How often the owner's check is asked, whether bytes move or not. */
 #define CHECK_MS INT64_C(100)
 
@@ -58,114 +53,6 @@ void ferry__tcp_flow_init(tcp__flow *f, bool out, int32_t peer, int channel,
     put_u32(f->head + 20, (uint32_t)((uint64_t)size >> 32));
 }
 
-/* ---- control ---- */
-
-void ferry__tcp_tell(tcp__comm *c, uint32_t kind, ferry_status status,
-                     const char *text)
-{
-    unsigned char m[TCP__CONTROL_BYTES] = {0};
-
-    put_u32(m, kind);
-    put_u32(m + 4, (uint32_t)status);
-    memcpy(m + 12, text, strnlen(text, TCP__TEXT_BYTES - 1));
-    pthread_mutex_lock(&c->lock);
-    for (int32_t r = 0; r < c->base.world_size; r++) {
-        int fd = c->peers[r].fds[TCP__CONTROL];
-
-        /* A few small messages in the life of a connection always fit. */
-        if (fd >= 0)
-            (void)!send(fd, m, sizeof(m), MSG_DONTWAIT | MSG_NOSIGNAL);
-    }
-    pthread_mutex_unlock(&c->lock);
-}
-
-static ferry_status heard(tcp__comm *c, const char *name, int32_t rank)
-{
-    tcp__peer *p = &c->peers[rank];
-    const char *text = (const char *)p->control + 12;
-
-    p->control[TCP__CONTROL_BYTES - 1] = '\0';
-    switch (get_u32(p->control)) {
-    case TCP__ABORTED:
-        return ferry_fail(FERRY_ECANCELED,
-                          "%s: the group was aborted by rank "
-                          "%d",
-                          name, rank);
-    case TCP__LEFT:
-        p->left = true;
-        return FERRY_OK;
-    case TCP__WAITS:
-        p->waits_for = (int32_t)get_u32(p->control + 4) + 1;
-        return FERRY_OK;
-    default:
-        return ferry_fail(FERRY_EPEER, "%s: rank %d failed before: %s", name,
-                          rank, text);
-    }
-}
-
-/* Reads what the control connections hold. */
-static ferry_status listen_to(tcp__comm *c, const char *name, int32_t rank)
-{
-    tcp__peer *p = &c->peers[rank];
-
-    while (p->fds[TCP__CONTROL] >= 0 && !p->gone) {
-        ssize_t n = recv(p->fds[TCP__CONTROL], p->control + p->control_bytes,
-                         sizeof(p->control) - p->control_bytes, MSG_DONTWAIT);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0 && errno == EAGAIN)
-            return FERRY_OK;
-        if (n <= 0) {
-            p->gone = true;
-            return FERRY_OK;
-        }
-        p->control_bytes += (size_t)n;
-        if (p->control_bytes < sizeof(p->control))
-            continue;
-        p->control_bytes = 0;
-        FERRY_TRY(heard(c, name, rank));
-    }
-    return FERRY_OK;
-}
-
-static ferry_status listen_to_all(tcp__comm *c, const char *name)
-{
-    if (atomic_load(&c->aborted))
-        return ferry_fail(FERRY_ECANCELED,
-                          "%s: the group was aborted by rank %d", name,
-                          c->base.rank);
-    for (int32_t r = 0; r < c->base.world_size; r++)
-        FERRY_TRY(listen_to(c, name, r));
-    return FERRY_OK;
-}
-
-ferry_status ferry__tcp_break(tcp__comm *c, ferry_status status)
-{
-    c->failed = status;
-    snprintf(c->line, sizeof(c->line), "%s", ferry_last_error());
-    ferry__tcp_tell(c, TCP__FAILED, status, c->line);
-    return status;
-}
-
-ferry_status ferry__tcp_enter(tcp__comm *c, const char *name,
-                              int64_t timeout_ms, tcp__call *out)
-{
-    ferry_status status;
-
-    if (timeout_ms <= 0)
-        return ferry_fail(FERRY_EINVAL,
-                          "%s: timeout must be above 0 ms, got %lld", name,
-                          (long long)timeout_ms);
-    if (c->failed < 0)
-        return ferry__fail_line(c->failed, c->line);
-    status = listen_to_all(c, name);
-    if (status < 0)
-        return ferry__tcp_break(c, status);
-    *out = (tcp__call){name, ferry__deadline_in(timeout_ms)};
-    return FERRY_OK;
-}
-
 /* ---- moving ---- */
 
 static bool flow_done(const tcp__flow *f)
@@ -186,19 +73,6 @@ static bool can_move(const tcp__flow *f)
     if (flow_done(f) || (f->behind && !flow_done(f->behind)))
         return false;
     return !f->out || f->head_done < TCP__HEAD_BYTES || may_send(f) > 0;
-}
-
-static ferry_status lost(const tcp__comm *c, const tcp__call *call,
-                         int32_t peer, int error)
-{
-    const tcp__peer *p = &c->peers[peer];
-
-    if (p->left)
-        return ferry_fail(FERRY_EPEER, "%s: rank %d left the group", call->name,
-                          peer);
-    return ferry_fail(FERRY_EPEER, "%s: rank %d died or was cut off: %s",
-                      call->name, peer,
-                      error ? strerror(error) : "closed by peer");
 }
 
 static void count_sent(tcp__comm *c, int32_t peer, size_t n)
@@ -261,8 +135,8 @@ static ferry_status move(tcp__comm *c, const tcp__call *call, tcp__flow *f)
     if (n <= 0) {
         int error = n < 0 ? errno : 0;
 
-        FERRY_TRY(listen_to_all(c, call->name));
-        return lost(c, call, f->peer, error);
+        FERRY_TRY(ferry__tcp_listen_all(c, call->name));
+        return ferry__tcp_lost(c, call, f->peer, error);
     }
     if (f->out)
         count_sent(c, f->peer, advance(f, (size_t)n));
@@ -289,23 +163,9 @@ static const tcp__flow *culprit(const tcp__flow *flows, size_t n)
     return other;
 }
 
-static nfds_t fill_control(tcp__comm *c)
-{
-    nfds_t k = 0;
-
-    c->polls[k++] = (struct pollfd){c->wake, POLLIN, 0};
-    for (int32_t r = 0; r < c->base.world_size; r++) {
-        const tcp__peer *p = &c->peers[r];
-
-        if (p->fds[TCP__CONTROL] >= 0 && !p->gone)
-            c->polls[k++] = (struct pollfd){p->fds[TCP__CONTROL], POLLIN, 0};
-    }
-    return k;
-}
-
 static nfds_t fill_polls(tcp__comm *c, const tcp__flow *flows, size_t n)
 {
-    nfds_t k = fill_control(c);
+    nfds_t k = ferry__tcp_control_polls(c);
 
     for (size_t i = 0; i < n; i++) {
         const tcp__flow *f = &flows[i];
@@ -317,51 +177,11 @@ static nfds_t fill_polls(tcp__comm *c, const tcp__flow *flows, size_t n)
     return k;
 }
 
-/* The rank waited for may itself wait for another, whose bound ends at about
- * the same time. All tell whom they wait for; the one at the end of that
- * line has told nobody and is the cause. */
-static int32_t find_silent(tcp__comm *c, const tcp__call *call, int32_t peer,
-                           int64_t bound_ms)
+static const char *how_of(const tcp__flow *f)
 {
-    int64_t window = bound_ms / 4 < BLAME_MS ? bound_ms / 4 + 1 : BLAME_MS;
-    ferry__deadline until = ferry__deadline_in(window);
-    int64_t left;
-
-    ferry__tcp_tell(c, TCP__WAITS, (ferry_status)peer, "");
-    while ((left = ferry__deadline_left_ms(&until)) > 0 &&
-           !atomic_load(&c->aborted)) {
-        if (poll(c->polls, fill_control(c), (int)left) < 0 && errno != EINTR)
-            break;
-        for (int32_t r = 0; r < c->base.world_size; r++)
-            listen_to(c, call->name, r);
-    }
-    for (int32_t i = 0; i < c->base.world_size; i++) {
-        int32_t next = c->peers[peer].waits_for - 1;
-
-        if (next < 0 || next >= c->base.world_size || next == c->base.rank)
-            break;
-        peer = next;
-    }
-    return peer;
-}
-
-static ferry_status time_out(tcp__comm *c, const tcp__call *call,
-                             const tcp__flow *f, ferry_status status,
-                             int64_t bound_ms)
-{
-    int32_t silent = find_silent(c, call, f->peer, bound_ms);
-
-    if (silent != f->peer)
-        return ferry_fail(status,
-                          "%s: rank %d did not come within %lld ms, rank %d "
-                          "waits for it too",
-                          call->name, silent, (long long)bound_ms, f->peer);
-    return ferry_fail(status, "%s: rank %d %s within %lld ms", call->name,
-                      f->peer,
-                      f->out             ? "took nothing more"
-                      : f->head_done > 0 ? "sent nothing more"
-                                         : "did not come",
-                      (long long)bound_ms);
+    return f->out             ? "took nothing more"
+           : f->head_done > 0 ? "sent nothing more"
+                              : "did not come";
 }
 
 static ferry_status await(tcp__comm *c, const tcp__call *call,
@@ -373,9 +193,11 @@ static ferry_status await(tcp__comm *c, const tcp__call *call,
     if (c->no_progress_ms > 0)
         idle = c->no_progress_ms - (ferry__now_ns() - moved_ns) / 1000000;
     if (left <= 0)
-        return time_out(c, call, f, FERRY_ETIMEOUT, call->deadline.bound_ms);
+        return ferry__tcp_time_out(c, call, f->peer, how_of(f), FERRY_ETIMEOUT,
+                                   call->deadline.bound_ms);
     if (idle <= 0)
-        return time_out(c, call, f, FERRY_ENOPROGRESS, c->no_progress_ms);
+        return ferry__tcp_time_out(c, call, f->peer, how_of(f),
+                                   FERRY_ENOPROGRESS, c->no_progress_ms);
     left = idle < left ? idle : left;
     idle = c->base.check ? CHECK_MS : INT64_C(60000);
     if (poll(c->polls, fill_polls(c, flows, n),
@@ -383,7 +205,7 @@ static ferry_status await(tcp__comm *c, const tcp__call *call,
         errno != EINTR)
         return ferry_fail(FERRY_EIO, "%s: poll: %s", call->name,
                           strerror(errno));
-    return listen_to_all(c, call->name);
+    return ferry__tcp_listen_all(c, call->name);
 }
 
 /* A peer whose control connection ended has nothing more to give once its
@@ -393,7 +215,7 @@ static ferry_status none_gone(const tcp__comm *c, const tcp__call *call,
 {
     for (size_t i = 0; i < n; i++) {
         if (!flow_done(&flows[i]) && c->peers[flows[i].peer].gone)
-            return lost(c, call, flows[i].peer, 0);
+            return ferry__tcp_lost(c, call, flows[i].peer, 0);
     }
     return FERRY_OK;
 }
@@ -457,7 +279,7 @@ static ferry_status run(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
             return status;
         FERRY_TRY(ask(c, call, &asked_ns));
         if (atomic_load(&c->aborted))
-            return listen_to_all(c, call->name);
+            return ferry__tcp_listen_all(c, call->name);
         if (moved) {
             moved_ns = c->no_progress_ms > 0 ? ferry__now_ns() : moved_ns;
             if (!ferry__deadline_passed(&call->deadline))

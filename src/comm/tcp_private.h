@@ -79,6 +79,17 @@ ferry_status ferry__tcp_enter(tcp__comm *c, const char *name,
 ferry_status ferry__tcp_break(tcp__comm *c, ferry_status status);
 void ferry__tcp_tell(tcp__comm *c, uint32_t kind, ferry_status status,
                      const char *text);
+/* Reads what the control connections hold: a failure or an abort that is
+ * told of; who left or is gone is noted. */
+ferry_status ferry__tcp_listen_all(tcp__comm *c, const char *name);
+/* Fills c->polls with what ends a wait; the number of them. */
+nfds_t ferry__tcp_control_polls(tcp__comm *c);
+/* The failures of a wait for `peer`; `how`: "took nothing more", … */
+ferry_status ferry__tcp_lost(const tcp__comm *c, const tcp__call *call,
+                             int32_t peer, int error);
+ferry_status ferry__tcp_time_out(tcp__comm *c, const tcp__call *call,
+                                 int32_t peer, const char *how,
+                                 ferry_status status, int64_t bound_ms);
 ferry_status ferry__tcp_meet(tcp__comm *c,
                              const ferry__comm_tcp_options *options,
                              int listener, int64_t timeout_ms);
