@@ -20,6 +20,10 @@ if(ferry_modules)
     install(TARGETS ${ferry_modules}
         LIBRARY DESTINATION ${FERRY_INSTALL_MODULES})
 endif()
+if(TARGET ferry_nccl_host)
+    install(TARGETS ferry_nccl_host
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 if(TARGET ferry_worker)
     install(TARGETS ferry_worker
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)

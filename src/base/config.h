@@ -24,6 +24,10 @@
       "network namespace")                                                     \
     X(NCCL_LIBRARY, "nccl_library", "libnccl.so.2", "file",                    \
       "the library that speaks NCCL, such as libferry_nccl_host.so")           \
+    X(NCCL_HOST_ADDRESS, "nccl_host_address", "127.0.0.1", "address",          \
+      "where libferry_nccl_host's rank 0 is reached by the other ranks")       \
+    X(NCCL_HOST_TIMEOUT_MS, "nccl_host_timeout_ms", "300000", "ms",            \
+      "bound of every wait of libferry_nccl_host")                             \
     X(FAULT, "fault", "", "text",                                              \
       "what the wrapper of a backend \"fault:NAME\" does wrong")
 
@@ -36,6 +40,8 @@ typedef enum ferry__config_id {
 
 /* The value: set by the program, else the variable, else the default. */
 const char *ferry__config_get(ferry__config_id id);
+/* A variable that another library reads (NCCL_CUMEM_ENABLE); NULL: not set. */
+const char *ferry__config_foreign(const char *variable);
 /* FERRY_EUNKNOWN lists the keys. The value is copied. */
 ferry_status ferry__config_set(const char *key, const char *value);
 
