@@ -64,16 +64,18 @@ static bool is_root(const buffered *b)
 
 /* ---- memory ---- */
 
-static void drop_buffer(buffered *b, buffer *buf)
+static const ferry__memory *kind_of(const buffered *b)
 {
     const ferry__memory *m = b->base.comm->memory;
 
+    return m ? m : ferry__memory_host();
+}
+
+static void drop_buffer(buffered *b, buffer *buf)
+{
     if (!buf->memory)
         return;
-    if (m)
-        m->free(buf->memory);
-    else
-        ferry__unmap(buf->memory, buf->capacity);
+    kind_of(b)->free(buf->memory);
     b->held_bytes -= buf->capacity;
     *buf = (buffer){NULL, 0};
 }
@@ -82,16 +84,12 @@ static void drop_buffer(buffered *b, buffer *buf)
 static ferry_status size_buffer(buffered *b, size_t index, size_t size)
 {
     buffer *buf = &b->buffers[index % (size_t)b->o.n_buffers];
-    const ferry__memory *m = b->base.comm->memory;
-    void *memory = NULL;
+    void *memory;
 
     if (buf->capacity >= size)
         return FERRY_OK;
     drop_buffer(b, buf);
-    if (m)
-        FERRY_TRY(m->alloc(size, &memory));
-    else if (!(memory = ferry__map_anonymous(size)))
-        return FERRY_ENOMEM;
+    FERRY_TRY(kind_of(b)->alloc(size, &memory));
     *buf = (buffer){memory, size};
     b->held_bytes += size;
     if (b->held_bytes > b->base.peak_bytes)
