@@ -365,7 +365,7 @@ static void tcp_abort(ferry__comm *comm)
     ferry__tcp_tell(c, TCP__ABORTED, FERRY_ECANCELED, "aborted");
 }
 
-static void tcp_close(ferry__comm *comm)
+void ferry__tcp_close(ferry__comm *comm)
 {
     tcp__comm *c = tcp_of(comm);
 
@@ -397,7 +397,7 @@ const ferry__comm_ops ferry__tcp_ops = {
     .send = tcp_send,
     .recv = tcp_recv,
     .abort = tcp_abort,
-    .close = tcp_close,
+    .close = ferry__tcp_close,
     .describe = tcp_describe,
 };
 
@@ -460,7 +460,7 @@ ferry_status ferry__comm_tcp_open(const ferry__comm_tcp_options *options,
                  ? ferry_fail(FERRY_EIO, "tcp group: no event descriptor")
                  : ferry__tcp_meet(c, options, listener, timeout_ms);
     if (status < 0) {
-        tcp_close(&c->base);
+        ferry__tcp_close(&c->base);
         return status;
     }
     *out = &c->base;

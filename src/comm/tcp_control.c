@@ -208,3 +208,27 @@ ferry_status ferry__tcp_time_out(tcp__comm *c, const tcp__call *call,
     return ferry_fail(status, "%s: rank %d %s within %lld ms", call->name, peer,
                       how, (long long)bound_ms);
 }
+
+ferry_status ferry__tcp_hold(tcp__comm *c, ferry_status status)
+{
+    if (status != FERRY_EPEER)
+        return status;
+    c->failed = status;
+    snprintf(c->line, sizeof(c->line), "%s", ferry_last_error());
+    return FERRY_OK;
+}
+
+/* The owner's own word is never held: it ends the call at once. */
+ferry_status ferry__tcp_ask(const tcp__comm *c, const char *name,
+                            int64_t *asked_ns)
+{
+    int64_t now;
+
+    if (!c->base.check)
+        return FERRY_OK;
+    now = ferry__now_ns();
+    if (now - *asked_ns < TCP__CHECK_MS * 1000000)
+        return FERRY_OK;
+    *asked_ns = now;
+    return c->base.check(c->base.check_arg, name);
+}

@@ -21,8 +21,8 @@
 /* Bytes that one flow moves before the next has its turn: a relayed piece
  * is still in the cache when it is sent on. */
 #define PIECE_BYTES ((size_t)256 << 10)
-/* How often the owner's check is asked, whether bytes move or not. */
-#define CHECK_MS INT64_C(100)
+/* While the owner has no check. */
+#define POLL_MS INT64_C(60000)
 
 static void put_u32(unsigned char *p, uint32_t v)
 {
@@ -75,7 +75,7 @@ static bool can_move(const tcp__flow *f)
     return !f->out || f->head_done < TCP__HEAD_BYTES || may_send(f) > 0;
 }
 
-static void count_sent(tcp__comm *c, int32_t peer, size_t n)
+void ferry__tcp_count_sent(tcp__comm *c, int32_t peer, size_t n)
 {
     if (c->host_ids[peer] == c->host_ids[c->base.rank])
         c->sent_local += n;
@@ -93,7 +93,7 @@ static size_t advance(tcp__flow *f, size_t n)
     return n - head;
 }
 
-static ferry_status check_head(const tcp__flow *f, const tcp__call *call)
+ferry_status ferry__tcp_check_head(const tcp__flow *f, const tcp__call *call)
 {
     if (memcmp(f->head, f->came, TCP__HEAD_BYTES) == 0)
         return FERRY_OK;
@@ -139,11 +139,11 @@ static ferry_status move(tcp__comm *c, const tcp__call *call, tcp__flow *f)
         return ferry__tcp_lost(c, call, f->peer, error);
     }
     if (f->out)
-        count_sent(c, f->peer, advance(f, (size_t)n));
+        ferry__tcp_count_sent(c, f->peer, advance(f, (size_t)n));
     else
         advance(f, (size_t)n);
     if (head && !f->out && f->head_done == TCP__HEAD_BYTES)
-        FERRY_TRY(check_head(f, call));
+        FERRY_TRY(ferry__tcp_check_head(f, call));
     return FERRY_OK;
 }
 
@@ -177,7 +177,7 @@ static nfds_t fill_polls(tcp__comm *c, const tcp__flow *flows, size_t n)
     return k;
 }
 
-static const char *how_of(const tcp__flow *f)
+const char *ferry__tcp_how(const tcp__flow *f)
 {
     return f->out             ? "took nothing more"
            : f->head_done > 0 ? "sent nothing more"
@@ -193,13 +193,13 @@ static ferry_status await(tcp__comm *c, const tcp__call *call,
     if (c->no_progress_ms > 0)
         idle = c->no_progress_ms - (ferry__now_ns() - moved_ns) / 1000000;
     if (left <= 0)
-        return ferry__tcp_time_out(c, call, f->peer, how_of(f), FERRY_ETIMEOUT,
-                                   call->deadline.bound_ms);
+        return ferry__tcp_time_out(c, call, f->peer, ferry__tcp_how(f),
+                                   FERRY_ETIMEOUT, call->deadline.bound_ms);
     if (idle <= 0)
-        return ferry__tcp_time_out(c, call, f->peer, how_of(f),
+        return ferry__tcp_time_out(c, call, f->peer, ferry__tcp_how(f),
                                    FERRY_ENOPROGRESS, c->no_progress_ms);
     left = idle < left ? idle : left;
-    idle = c->base.check ? CHECK_MS : INT64_C(60000);
+    idle = c->base.check ? TCP__CHECK_MS : POLL_MS;
     if (poll(c->polls, fill_polls(c, flows, n),
              (int)(left < idle ? left : idle)) < 0 &&
         errno != EINTR)
@@ -239,33 +239,6 @@ static ferry_status turn(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
     return done ? FERRY_DONE : FERRY_OK;
 }
 
-/* A failure that another rank tells of is held until nothing moves any more:
- * its cause may lie after this call, whose bytes are all on their way. The
- * next call then fails. */
-static ferry_status hold(tcp__comm *c, ferry_status status)
-{
-    if (status != FERRY_EPEER)
-        return status;
-    c->failed = status;
-    snprintf(c->line, sizeof(c->line), "%s", ferry_last_error());
-    return FERRY_OK;
-}
-
-/* The owner's own word is never held: it ends the call at once. */
-static ferry_status ask(const tcp__comm *c, const tcp__call *call,
-                        int64_t *asked_ns)
-{
-    int64_t now;
-
-    if (!c->base.check)
-        return FERRY_OK;
-    now = ferry__now_ns();
-    if (now - *asked_ns < CHECK_MS * 1000000)
-        return FERRY_OK;
-    *asked_ns = now;
-    return c->base.check(c->base.check_arg, call->name);
-}
-
 static ferry_status run(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
                         size_t n)
 {
@@ -277,7 +250,7 @@ static ferry_status run(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
 
         if (status != FERRY_OK)
             return status;
-        FERRY_TRY(ask(c, call, &asked_ns));
+        FERRY_TRY(ferry__tcp_ask(c, call->name, &asked_ns));
         if (atomic_load(&c->aborted))
             return ferry__tcp_listen_all(c, call->name);
         if (moved) {
@@ -289,14 +262,21 @@ static ferry_status run(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
                 return ferry__fail_line(c->failed, c->line);
             FERRY_TRY(none_gone(c, call, flows, n));
         }
-        FERRY_TRY(hold(c, await(c, call, flows, n, moved_ns)));
+        FERRY_TRY(ferry__tcp_hold(c, await(c, call, flows, n, moved_ns)));
     }
 }
 
 ferry_status ferry__tcp_run(tcp__comm *c, const tcp__call *call,
                             tcp__flow *flows, size_t n)
 {
-    ferry_status status = run(c, call, flows, n);
+    const tcp__carrier *by = c->carrier;
+    ferry_status status =
+        by ? by->carry(c, call, flows, n) : run(c, call, flows, n);
 
-    return status < 0 ? ferry__tcp_break(c, status) : FERRY_OK;
+    if (status >= 0)
+        return FERRY_OK;
+    ferry__tcp_break(c, status);
+    if (by)
+        by->drop(c);
+    return ferry__fail_line(status, c->line);
 }

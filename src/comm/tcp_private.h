@@ -16,6 +16,8 @@
 #define TCP__HEAD_BYTES    24
 #define TCP__CONTROL_BYTES 256
 #define TCP__TEXT_BYTES    (TCP__CONTROL_BYTES - 12)
+/* How often the owner's check is asked, whether bytes move or not. */
+#define TCP__CHECK_MS INT64_C(100)
 
 enum { TCP__GROUP, TCP__PAIR, TCP__CONTROL, TCP__CHANNELS };
 enum { TCP__FAILED = 1, TCP__ABORTED, TCP__LEFT, TCP__WAITS };
@@ -28,8 +30,24 @@ typedef struct tcp__peer {
     size_t control_bytes;
 } tcp__peer;
 
-typedef struct tcp__comm {
+typedef struct tcp__flow tcp__flow;
+typedef struct tcp__call tcp__call;
+typedef struct tcp__comm tcp__comm;
+
+/* Who moves the flows of a group instead of its sockets: the provider `ucx`,
+ * whose groups are tcp groups in all else. */
+typedef struct tcp__carrier {
+    ferry_status (*carry)(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
+                          size_t n);
+    /* After a failure was told to the others: nothing may be read from or
+     * written to the caller's memory when it returns. */
+    void (*drop)(tcp__comm *c);
+} tcp__carrier;
+
+struct tcp__comm {
     ferry__comm base;
+    const tcp__carrier *carrier; /* NULL: the sockets */
+    void *carrier_state;
     uint64_t generation;
     int64_t no_progress_ms;
     char where[FERRY__COMM_TCP_HOST + 16]; /* this rank listened there */
@@ -43,17 +61,17 @@ typedef struct tcp__comm {
     ferry_status failed;
     char line[1024];
     /* Of the call under way. */
-    struct pollfd polls[3 * FERRY__COMM_TCP_WORLD + 1];
-} tcp__comm;
+    struct pollfd polls[3 * FERRY__COMM_TCP_WORLD + 2];
+};
 
-typedef struct tcp__call {
+struct tcp__call {
     const char *name;
     ferry__deadline deadline;
-} tcp__call;
+};
 
 /* One direction of one pair in one call: a head that says what follows, and
  * the bytes. Out of `after`, if set, no more is sent than it has received. */
-typedef struct tcp__flow {
+struct tcp__flow {
     int32_t peer;
     int channel;
     bool out;
@@ -61,10 +79,10 @@ typedef struct tcp__flow {
     char *bytes;
     size_t size, done;
     size_t head_done;
-    const struct tcp__flow *after;
+    const tcp__flow *after;
     /* Of the same peer and direction: moves only once that one is done. */
-    const struct tcp__flow *behind;
-} tcp__flow;
+    const tcp__flow *behind;
+};
 
 /* `what` and `detail` must be the same at both ends, as must `size`. */
 void ferry__tcp_flow_init(tcp__flow *f, bool out, int32_t peer, int channel,
@@ -84,6 +102,17 @@ void ferry__tcp_tell(tcp__comm *c, uint32_t kind, ferry_status status,
 ferry_status ferry__tcp_listen_all(tcp__comm *c, const char *name);
 /* Fills c->polls with what ends a wait; the number of them. */
 nfds_t ferry__tcp_control_polls(tcp__comm *c);
+/* A failure that another rank tells of is held until nothing moves any more:
+ * its cause may lie after this call, whose bytes are all on their way. The
+ * next call then fails. */
+ferry_status ferry__tcp_hold(tcp__comm *c, ferry_status status);
+/* Asks the owner's check when 100 ms have passed since *asked_ns. */
+ferry_status ferry__tcp_ask(const tcp__comm *c, const char *name,
+                            int64_t *asked_ns);
+/* The head that came is the one that was awaited. */
+ferry_status ferry__tcp_check_head(const tcp__flow *f, const tcp__call *call);
+const char *ferry__tcp_how(const tcp__flow *f);
+void ferry__tcp_count_sent(tcp__comm *c, int32_t peer, size_t n);
 /* The failures of a wait for `peer`; `how`: "took nothing more", … */
 ferry_status ferry__tcp_lost(const tcp__comm *c, const tcp__call *call,
                              int32_t peer, int error);
@@ -93,6 +122,8 @@ ferry_status ferry__tcp_time_out(tcp__comm *c, const tcp__call *call,
 ferry_status ferry__tcp_meet(tcp__comm *c,
                              const ferry__comm_tcp_options *options,
                              int listener, int64_t timeout_ms);
+
+void ferry__tcp_close(ferry__comm *comm);
 
 extern const ferry__comm_ops ferry__tcp_ops;
 
