@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One vLLM server for each degree of tensor parallelism, many rounds in it.
+
+Servers take a minute to start and 3 GB each, so that one runs at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [
+    str(HERE), str(HERE.parent / "harness"), str(HERE.parent / "reference")
+]
+
+import checkpoints  # noqa: E402
+import ferry_server  # noqa: E402
+import vllm_digests  # noqa: E402
+from safetensors_io import (  # noqa: E402
+    Tensor,
+    read_checkpoint,
+    write_checkpoint,
+)
+from vllm_server import (  # noqa: E402
+    NCCL_HOST,
+    VllmServer,
+    end_with_parent,
+    environment,
+    free_port,
+)
+
+# Longer than a block of the prefix cache, so that one which outlived its
+# weights would show, and one that fits in a block.
+PROMPTS = ([1, 2, 3, 4, 5], list(range(3, 203)))
+N_TOKENS = 12
+
+
+class Expected(NamedTuple):
+    """What a server that holds a checkpoint answers."""
+
+    checksums: dict[str, str]
+    tokens: list[list[int]]
+
+
+def tokens(server: VllmServer) -> list[list[int]]:
+    return [server.generate(ids, N_TOKENS) for ids in PROMPTS]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two checkpoints of one model, and one whose shapes are another's."""
+    root = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("a", "b", "wrong"), 1):
+        # One key and value head: two ranks hold the same one.
+        checkpoints.make(str(root / name), "llama", "mqa", seed, "BF16")
+    tensors = read_checkpoint(str(root / "wrong"))
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = Tensor("BF16", tensors[name].array[:, :-8].copy())
+    write_checkpoint(str(root / "wrong"), tensors)
+    return {name: root / name for name in ("a", "b", "wrong")}
+
+
+class Rig:
+    """A running server and what it must say of each checkpoint."""
+
+    def __init__(self, server: VllmServer, models: dict[str, Path],
+                 expected: dict[str, Expected]) -> None:
+        self.server, self.models, self.expected = server, models, expected
+        self.world_size = 1 + server.tp
+
+    def holds(self, name: str) -> None:
+        """Asserts that the server's weights and answers are those of NAME."""
+        expected, got = self.expected[name], self.server.checksums()
+        bad = sorted(k for k in {*got, *expected.checksums}
+                     if got.get(k) != expected.checksums.get(k))
+        assert not bad, f"not those of {name}: {bad}"
+        assert tokens(self.server) == expected.tokens
+
+
+@pytest.fixture(scope="session", params=[1, 2], ids=["tp1", "tp2"])
+def rig(request: pytest.FixtureRequest, models: dict[str, Path],
+        tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A server on checkpoint a, after a fresh one on b was asked."""
+    tp: int = request.param
+    expected = {}
+    folder = tmp_path_factory.mktemp(f"tp{tp}")
+    for name in ("b", "a"):
+        server = VllmServer(folder / name, models[name], tp)
+        try:
+            expected[name] = Expected(
+                vllm_digests.predicted(models[name], tp), tokens(server)
+            )
+            # The prediction itself, against vLLM's own loader.
+            assert server.checksums() == expected[name].checksums
+            if name == "a":
+                assert expected["a"] != expected["b"]
+                yield Rig(server, models, expected)
+        finally:
+            server.stop()
+
+
+class Trainer:
+    """vLLM's own trainer in a process of its own (vllm_trainer.py)."""
+
+    def __init__(self, folder: Path, url: str, world_size: int,
+                 folders: list[Path], wire: dict[str, Any],
+                 pace_s: float = 0.0, bound_s: float = 180) -> None:
+        plan = {
+            "url": url, "world_size": world_size, "port": free_port(),
+            "folders": [str(f) for f in folders], "wire": wire,
+            "pace_s": pace_s,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log_path = folder / "trainer.log"
+        self.log = self.log_path.open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "vllm_trainer.py"), json.dumps(plan)],
+            stdout=subprocess.PIPE, stderr=self.log, text=True,
+            stdin=subprocess.DEVNULL, env=environment(folder), cwd=folder,
+            preexec_fn=end_with_parent,
+        )
+        self.bound = threading.Timer(bound_s, self.process.kill)
+        self.bound.start()
+
+    def line(self) -> dict[str, Any]:
+        """The next line it says; vLLM's own log lines are passed over."""
+        assert self.process.stdout is not None
+        while text := self.process.stdout.readline():
+            if text.startswith("{"):
+                return dict(json.loads(text))
+        raise AssertionError(f"trainer ended:\n{self.said()}")
+
+    def wait(self, timeout: float = 120) -> int:
+        return self.process.wait(timeout)
+
+    def said(self) -> str:
+        return self.log_path.read_text(errors="replace")[-4000:]
+
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bound.cancel()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(20)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.log.close()
+
+
+def push(source: Path, url: str, init_info: dict[str, Any], *extra: str,
+         timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+    """`ferry push --backend nccl` over the host's NCCL, whatever it says."""
+    return ferry_server.ferry(
+        "push", str(source), url, "--backend", "nccl", "--pause", "--json",
+        "--init-info", json.dumps(init_info), *extra, check=False,
+        timeout=timeout, env={**os.environ, "FERRY_NCCL_LIBRARY":
+                              str(NCCL_HOST)},
+    )

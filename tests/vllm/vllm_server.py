@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM server on the CPU: start, ask over HTTP, stop.
+
+Every wait is bounded. A server runs in a session of its own and takes its
+caches and logs into the folder that it is given; it is ended by its process
+id, and with its whole session where it does not end by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "harness"))
+
+from ferry_server import Reply  # noqa: E402
+
+PLUGIN = HERE / "plugin"
+BUILD = Path(os.environ.get("FERRY_BUILD_DIR", HERE.parents[1] / "build"))
+NCCL_HOST = Path(
+    os.environ.get("FERRY_NCCL_HOST", BUILD / "lib" / "libferry_nccl_host.so")
+)
+START_SECONDS = 240
+STOP_SECONDS = 20
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+def end_with_parent() -> None:
+    """For a child: a test run that is killed leaves no server behind."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def http(url: str, body: Any = None, *, post: bool = False,
+         timeout: float = 60) -> Reply:
+    """One request past any proxy; vLLM reads no body of another type."""
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(
+        url, data=b"" if post and data is None else data,
+        headers={"Content-Type": "application/json"} if data else {},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout) as answer:
+            return Reply(answer.status, answer.read().decode())
+    except urllib.error.HTTPError as error:
+        return Reply(error.code, error.read().decode())
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """For a process that imports vLLM: no network, nothing left at home."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
+    return {
+        **kept,
+        "PYTHONPATH": str(PLUGIN),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "VLLM_NCCL_SO_PATH": str(NCCL_HOST),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / "hf"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        **more,
+    }
+
+
+class VllmServer:
+    """vLLM's OpenAI server over a checkpoint, with backend `nccl`."""
+
+    def __init__(self, folder: Path, model: Path, tp: int = 1) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tp = tp
+        self.log_path = folder / "vllm.log"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = [
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(model), "--served-model-name", "tiny",
+            "--host", "127.0.0.1", "--port", str(self.port),
+            "--dtype", "bfloat16", "--max-model-len", "512",
+            "--max-num-seqs", "8", "--enforce-eager", "--enable-scale-out",
+            "--tensor-parallel-size", str(tp),
+            "--weight-transfer-config", '{"backend":"nccl"}',
+        ]
+        # The routes of weight transfer are there in dev mode only.
+        env = environment(
+            folder, VLLM_SERVER_DEV_MODE="1", VLLM_CPU_KVCACHE_SPACE="1"
+        )
+        if tp > 1:
+            # Else each rank looks for a NUMA node of its own.
+            cores = sorted(os.sched_getaffinity(0))
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
+                str(cores[rank % len(cores)]) for rank in range(tp)
+            )
+        self._log = self.log_path.open("w")
+        begin = time.monotonic()
+        self.process = subprocess.Popen(
+            self.command, stdout=self._log, stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL, env=env, cwd=folder,
+            start_new_session=True, preexec_fn=end_with_parent,
+        )
+        self._wait_up(begin + START_SECONDS)
+        self.start_seconds = time.monotonic() - begin
+
+    def _wait_up(self, deadline: float) -> None:
+        while True:
+            try:
+                if http(self.url + "/health", timeout=5).code == 200:
+                    return
+            except OSError:
+                pass
+            ended = self.process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                self.stop()
+                what = "ended" if ended else "did not come up"
+                raise RuntimeError(f"vLLM {what}:\n{self.log_tail()}")
+            time.sleep(0.5)
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def log_tail(self, size: int = 6000) -> str:
+        return self.log()[-size:]
+
+    def post(self, path: str, body: Any = None, **more: Any) -> Reply:
+        return http(self.url + path, body, post=True, **more)
+
+    def get(self, path: str, **more: Any) -> Reply:
+        return http(self.url + path, **more)
+
+    def checksums(self) -> dict[str, str]:
+        reply = self.post("/weight_checker", {"action": "checksum"})
+        assert reply.code == 200, reply
+        return dict(reply.json["checksums"])
+
+    def generate(self, ids: list[int], n: int) -> list[int]:
+        """The ids of a greedy answer."""
+        reply = self.post(
+            "/inference/v1/generate",
+            {
+                "token_ids": ids,
+                "sampling_params": {
+                    "max_tokens": n, "temperature": 0, "ignore_eos": True,
+                },
+            },
+            timeout=120,
+        )
+        assert reply.code == 200, reply
+        return list(reply.json["choices"][0]["token_ids"])
+
+    def version(self) -> str:
+        return str(self.get("/weight_info").json["weight_version"])
+
+    def is_paused(self) -> bool:
+        return bool(self.get("/is_paused").json["is_paused"])
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+        # An engine that died may hold the server, and its ranks outlive it.
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait(STOP_SECONDS)
+        if not self._log.closed:
+            self._log.close()
+
+    def __enter__(self) -> "VllmServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
