@@ -266,17 +266,19 @@ static ferry_status run(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
     }
 }
 
+ferry_status ferry__tcp_fail(tcp__comm *c, ferry_status status)
+{
+    ferry__tcp_break(c, status);
+    if (c->carrier)
+        c->carrier->drop(c);
+    return ferry__fail_line(status, c->line);
+}
+
 ferry_status ferry__tcp_run(tcp__comm *c, const tcp__call *call,
                             tcp__flow *flows, size_t n)
 {
-    const tcp__carrier *by = c->carrier;
-    ferry_status status =
-        by ? by->carry(c, call, flows, n) : run(c, call, flows, n);
+    ferry_status status = c->carrier ? c->carrier->carry(c, call, flows, n)
+                                     : run(c, call, flows, n);
 
-    if (status >= 0)
-        return FERRY_OK;
-    ferry__tcp_break(c, status);
-    if (by)
-        by->drop(c);
-    return ferry__fail_line(status, c->line);
+    return status < 0 ? ferry__tcp_fail(c, status) : FERRY_OK;
 }

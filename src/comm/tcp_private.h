@@ -36,17 +36,17 @@ typedef struct tcp__comm tcp__comm;
 
 /* Who moves the flows of a group instead of its sockets: the provider `ucx`,
  * whose groups are tcp groups in all else. */
-typedef struct tcp__carrier {
+typedef struct tcp__bearer {
     ferry_status (*carry)(tcp__comm *c, const tcp__call *call, tcp__flow *flows,
                           size_t n);
     /* After a failure was told to the others: nothing may be read from or
      * written to the caller's memory when it returns. */
     void (*drop)(tcp__comm *c);
-} tcp__carrier;
+} tcp__bearer;
 
 struct tcp__comm {
     ferry__comm base;
-    const tcp__carrier *carrier; /* NULL: the sockets */
+    const tcp__bearer *carrier; /* NULL: the sockets */
     void *carrier_state;
     uint64_t generation;
     int64_t no_progress_ms;
@@ -93,6 +93,8 @@ ferry_status ferry__tcp_run(tcp__comm *c, const tcp__call *call,
                             tcp__flow *flows, size_t n);
 ferry_status ferry__tcp_enter(tcp__comm *c, const char *name,
                               int64_t timeout_ms, tcp__call *out);
+/* Breaks the group and lets its carrier drop what is under way. */
+ferry_status ferry__tcp_fail(tcp__comm *c, ferry_status status);
 /* Records a failure for good and tells the others. Returns status. */
 ferry_status ferry__tcp_break(tcp__comm *c, ferry_status status);
 void ferry__tcp_tell(tcp__comm *c, uint32_t kind, ferry_status status,
