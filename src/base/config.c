@@ -62,6 +62,11 @@ const char *ferry__config_get(ferry__config_id id)
     return rows[id].def;
 }
 
+const char *ferry__config_foreign(const char *variable)
+{
+    return getenv(variable);
+}
+
 static const char *keep(const char *text)
 {
     size_t n = strlen(text);

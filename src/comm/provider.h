@@ -57,6 +57,9 @@ typedef struct ferry__provider {
     /* Rank 0: an id for FERRY__MEET_UNIQUE_ID, FERRY__UNIQUE_ID bytes. NULL:
      * this provider meets in a store only. */
     ferry_status (*unique_id)(void *out);
+    /* Version of the library below, which all ranks must share; "" or NULL:
+     * none. */
+    const char *(*version)(void);
 } ferry__provider;
 
 /* FERRY_EUNKNOWN lists the known; FERRY_EBACKEND why one cannot be opened. */

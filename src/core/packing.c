@@ -44,7 +44,8 @@ static ferry_status put(cutter *c, ferry__cut_rule rule, uint64_t bytes,
             (unsigned long long)c->open_bytes, (unsigned long long)bytes);
     c->open_count++;
     c->open_bytes += bytes;
-    if (rule == FERRY__CUT_EXCEED && c->open_bytes > limit)
+    if (rule == FERRY__CUT_EACH ||
+        (rule == FERRY__CUT_EXCEED && c->open_bytes > limit))
         FERRY_TRY(flush(c));
     return FERRY_OK;
 }
@@ -79,7 +80,7 @@ static ferry_status cut_all(cutter *c, ferry__cut_rule rule,
     bool warned = false;
     for (size_t i = 0; i < count; i++) {
         uint64_t bytes = ferry__meta_bytes(&params[i]);
-        if (bytes > limit && !warned) {
+        if (rule != FERRY__CUT_EACH && bytes > limit && !warned) {
             warned = true;
             ferry__log(FERRY_LOG_WARN,
                        "parameter %s alone has %llu bytes, more than the "
@@ -99,7 +100,7 @@ ferry_status ferry__cuts_make(ferry__cut_rule rule,
                               uint64_t limit_bytes, ferry__cuts *out)
 {
     cutter c;
-    if (limit_bytes == 0)
+    if (limit_bytes == 0 && rule != FERRY__CUT_EACH)
         return ferry_fail(FERRY_EINVAL,
                           "packed_buffer_size_bytes is 0, must be > 0");
     memset(&c, 0, sizeof(c));
