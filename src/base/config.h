@@ -28,6 +28,8 @@
       "where libferry_nccl_host's rank 0 is reached by the other ranks")       \
     X(NCCL_HOST_TIMEOUT_MS, "nccl_host_timeout_ms", "300000", "ms",            \
       "bound of every wait of libferry_nccl_host")                             \
+    X(CUDA_LIBRARY, "cuda_library", "libcuda.so.1", "file",                    \
+      "the CUDA driver, bound when memory of a device is first asked for")     \
     X(FAULT, "fault", "", "text",                                              \
       "what the wrapper of a backend \"fault:NAME\" does wrong")
 

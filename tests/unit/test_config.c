@@ -71,7 +71,7 @@ static void wrong_keys_and_values_are_refused_in_words(void **state)
                         "unknown setting 'colour'; known: log_level, "
                         "log_format, module_path, token, copy, "
                         "host_name, nccl_library, nccl_host_address, "
-                        "nccl_host_timeout_ms, fault");
+                        "nccl_host_timeout_ms, cuda_library, fault");
     assert_int_equal(ferry__config_set("log_level", "loud"), FERRY_EINVAL);
     assert_non_null(strstr(ferry_last_error(),
                            "must be one of error|warn|info|debug, got "
