@@ -53,9 +53,14 @@ static uint64_t bytes_available(void)
     return found == 2 ? (uint64_t)sum * 1024 : UINT64_MAX;
 }
 
-/* Sets the size and reserves the pages; 0 or an errno. A limit on file sizes
- * raises SIGXFSZ beside its error: it is held back from the caller. */
-static int reserve(int fd, size_t size_bytes)
+typedef struct extent {
+    size_t offset, size_bytes;
+    bool set_size, take_pages;
+} extent;
+
+/* Sets the size, reserves the pages or both; 0 or an errno. A limit on file
+ * sizes raises SIGXFSZ beside its error: it is held back from the caller. */
+static int reserve(int fd, extent e)
 {
     sigset_t limit, old;
     struct timespec now = {0, 0};
@@ -64,11 +69,13 @@ static int reserve(int fd, size_t size_bytes)
     sigemptyset(&limit);
     sigaddset(&limit, SIGXFSZ);
     pthread_sigmask(SIG_BLOCK, &limit, &old);
-    if (ftruncate(fd, (off_t)size_bytes) != 0) {
+    if (e.set_size && ftruncate(fd, (off_t)e.size_bytes) != 0) {
         error = errno;
-    } else {
+    } else if (e.take_pages) {
         do {
-            error = fallocate(fd, 0, 0, (off_t)size_bytes) ? errno : 0;
+            error = fallocate(fd, 0, (off_t)e.offset, (off_t)e.size_bytes)
+                        ? errno
+                        : 0;
         } while (error == EINTR);
     }
     if (error == EFBIG && !sigismember(&old, SIGXFSZ)) {
@@ -110,9 +117,9 @@ static ferry_status map_fd(int fd, size_t size_bytes, int writable,
 }
 
 static ferry_status fill_fd(const char *label, int fd, size_t size_bytes,
-                            void **out_memory)
+                            bool take_pages, void **out_memory)
 {
-    int error = reserve(fd, size_bytes);
+    int error = reserve(fd, (extent){0, size_bytes, true, take_pages});
 
     if (error)
         return fail_reserve(label, size_bytes, error);
@@ -122,35 +129,63 @@ static ferry_status fill_fd(const char *label, int fd, size_t size_bytes,
     return map_fd(fd, size_bytes, 1, out_memory);
 }
 
-ferry_status ferry__shared_create(const char *label, size_t size_bytes,
-                                  int *out_fd, void **out_memory)
+static ferry_status check_available(const char *label, size_t size_bytes)
+{
+    uint64_t available = bytes_available();
+
+    if (size_bytes > available)
+        return ferry_fail(FERRY_ENOSPC,
+                          "shared memory %s: %zu bytes asked for, %llu "
+                          "available on this machine",
+                          label, size_bytes, (unsigned long long)available);
+    return FERRY_OK;
+}
+
+static ferry_status create(const char *label, size_t size_bytes,
+                           bool take_pages, int *out_fd, void **out_memory)
 {
     ferry_status status;
     size_t rounded;
-    uint64_t available;
     int fd;
 
     if (!round_to_pages(size_bytes, &rounded))
         return ferry_fail(FERRY_EOVERFLOW,
                           "shared memory %s: %zu bytes do not fit", label,
                           size_bytes);
-    available = bytes_available();
-    if (rounded > available)
-        return ferry_fail(FERRY_ENOSPC,
-                          "shared memory %s: %zu bytes asked for, %llu "
-                          "available on this machine",
-                          label, rounded, (unsigned long long)available);
+    if (take_pages)
+        FERRY_TRY(check_available(label, rounded));
     fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return ferry_fail(FERRY_EIO, "shared memory %s: cannot create: %s",
                           label, strerror(errno));
-    status = fill_fd(label, fd, rounded, out_memory);
+    status = fill_fd(label, fd, rounded, take_pages, out_memory);
     if (status < 0) {
         close(fd);
         return status;
     }
     *out_fd = fd;
     return FERRY_OK;
+}
+
+ferry_status ferry__shared_create(const char *label, size_t size_bytes,
+                                  int *out_fd, void **out_memory)
+{
+    return create(label, size_bytes, true, out_fd, out_memory);
+}
+
+ferry_status ferry__shared_create_sparse(const char *label, size_t size_bytes,
+                                         int *out_fd, void **out_memory)
+{
+    return create(label, size_bytes, false, out_fd, out_memory);
+}
+
+ferry_status ferry__shared_reserve(int fd, size_t offset, size_t size_bytes)
+{
+    int error;
+
+    FERRY_TRY(check_available("range", size_bytes));
+    error = reserve(fd, (extent){offset, size_bytes, false, true});
+    return error ? fail_reserve("range", size_bytes, error) : FERRY_OK;
 }
 
 ferry_status ferry__shared_map(int fd, size_t size_bytes, int writable,

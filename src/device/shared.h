@@ -12,6 +12,11 @@
  * F_SEAL_SHRINK | F_SEAL_GROW set, mapped read-write. */
 ferry_status ferry__shared_create(const char *label, size_t size_bytes,
                                   int *out_fd, void **out_memory);
+/* The same without pages: they come as ferry__shared_reserve asks for those
+ * of a range, which must be before it is written (FERRY_ENOSPC). */
+ferry_status ferry__shared_create_sparse(const char *label, size_t size_bytes,
+                                         int *out_fd, void **out_memory);
+ferry_status ferry__shared_reserve(int fd, size_t offset, size_t size_bytes);
 /* Maps a received descriptor. Refuses one that is not a memfd sealed against
  * shrinking or is smaller than size_bytes (a peer could truncate it and
  * raise SIGBUS): FERRY_EPEER. */
