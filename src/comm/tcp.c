@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "comm/reduce.h"
 #include "comm/tcp_address.h"
+#include "comm/tcp_stream.h"
 #include "comm/tcp_tree.h"
 
 #include <stdio.h>
@@ -398,6 +399,7 @@ const ferry__comm_ops ferry__tcp_ops = {
     .recv = tcp_recv,
     .abort = tcp_abort,
     .close = ferry__tcp_close,
+    .stream_open = ferry__tcp_stream_open,
     .describe = tcp_describe,
 };
 

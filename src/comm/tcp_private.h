@@ -53,7 +53,7 @@ struct tcp__comm {
     char where[FERRY__COMM_TCP_HOST + 16]; /* this rank listened there */
     uint64_t host_ids[FERRY__COMM_TCP_WORLD];
     tcp__peer peers[FERRY__COMM_TCP_WORLD];
-    uint64_t sent_remote, sent_local;
+    _Atomic uint64_t sent_remote, sent_local; /* a stream's thread adds too */
     uint32_t sequence; /* of collectives */
     int wake;          /* event descriptor: aborted by this rank */
     atomic_bool aborted;

@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The caller's side of a tcp group's stream. Waits sleep on gates in shared
+ * memory and look around between slices: the owner's check, aborts and
+ * failures that are told of, ranks that are gone, threads that failed.
+ * Invariant: after one failure the group is broken and every later call
+ * fails alike. */
+#include "comm/tcp_stream.h"
+
+#include "base/alloc.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static tcp__stream *of(ferry__stream *s)
+{
+    return (tcp__stream *)s;
+}
+
+static bool is_root(const tcp__stream *s)
+{
+    return s->base.comm->rank == s->o.root;
+}
+
+static ferry_status failed_before(const tcp__stream *s)
+{
+    if (s->failed < 0)
+        return ferry__fail_line(s->failed, s->line);
+    return FERRY_OK;
+}
+
+/* The threads hold slots and connections of a group that is over. */
+static ferry_status give_up(tcp__stream *s, ferry_status status)
+{
+    s->failed = status;
+    snprintf(s->line, sizeof(s->line), "%s", ferry_last_error());
+    ferry__tcp_break(s->c, status);
+    atomic_store(&s->stop, true);
+    return ferry__fail_line(status, s->line);
+}
+
+/* ---- looking around ---- */
+
+static ferry_status thread_error(tcp__stream *s, const char *what)
+{
+    tcp__call call = {what, {0, 0}};
+    ferry_status status = FERRY_OK;
+    bool has_error;
+
+    pthread_mutex_lock(&s->lock);
+    has_error = s->has_error;
+    pthread_mutex_unlock(&s->lock);
+    if (has_error && s->error_peer >= 0)
+        status = ferry__tcp_lost(s->c, &call, s->error_peer, s->error_errno);
+    else if (has_error)
+        status = ferry__fail_line(s->error, s->error_line);
+    return status;
+}
+
+/* A rank that has ended the round is not missed before the next one. */
+static ferry_status none_gone(const tcp__stream *s, const char *what)
+{
+    tcp__call call = {what, {0, 0}};
+    const ferry__comm *c = s->base.comm;
+
+    for (int32_t r = 0; r < c->world_size; r++) {
+        const tcp__peer *p = &s->c->peers[r];
+        bool mate = s->hosts[r] == s->hosts[c->rank];
+
+        if (r == c->rank || (!p->gone && !p->left))
+            continue;
+        if (r != s->o.root && mate &&
+            atomic_load(&s->pool.head->readers[r].ended) == s->round)
+            continue;
+        if (mate || !p->left)
+            return ferry__tcp_lost(s->c, &call, r, 0);
+    }
+    return FERRY_OK;
+}
+
+static ferry_status look(tcp__stream *s, const char *what)
+{
+    FERRY_TRY(ferry__tcp_listen_all(s->c, what));
+    FERRY_TRY(thread_error(s, what));
+    return none_gone(s, what);
+}
+
+/* What a call waits for. `poll` waits itself, for a slice, and answers
+ * FERRY_DONE when it is not yet; `progress` changes when anything moves. */
+typedef struct goal {
+    const char *what;
+    const char *how; /* what the culprit did not do */
+    ferry_status (*poll)(tcp__stream *s, int64_t slice_ms);
+    uint64_t (*progress)(tcp__stream *s);
+    int32_t (*culprit)(tcp__stream *s);
+} goal;
+
+static ferry_status look_in_time(tcp__stream *s, const goal *g,
+                                 int64_t since_ns)
+{
+    int64_t bound = s->o.no_progress_ms;
+    tcp__call call = {g->what, {0, 0}};
+
+    FERRY_TRY(look(s, g->what));
+    if (bound == 0 || ferry__now_ns() - since_ns < bound * 1000000)
+        return FERRY_OK;
+    return ferry__tcp_time_out(s->c, &call, g->culprit(s), g->how,
+                               FERRY_ENOPROGRESS, bound);
+}
+
+static ferry_status await(tcp__stream *s, const goal *g)
+{
+    ferry_status status = g->poll(s, TCP__STREAM_SLICE_MS);
+    int64_t since_ns = ferry__now_ns();
+    uint64_t seen = status == FERRY_DONE ? g->progress(s) : 0;
+
+    while (status == FERRY_DONE) {
+        ferry__comm *c = s->base.comm;
+        ferry_status bad;
+        uint64_t now;
+
+        if (c->check && (bad = c->check(c->check_arg, g->what)) < 0)
+            return give_up(s, bad);
+        bad = look_in_time(s, g, since_ns);
+        /* It may have come with the last word of a rank that then left. */
+        status = g->poll(s, bad < 0 ? 0 : TCP__STREAM_SLICE_MS);
+        if (bad < 0 && status == FERRY_DONE)
+            return give_up(s, bad);
+        now = g->progress(s);
+        if (now != seen)
+            since_ns = ferry__now_ns();
+        seen = now;
+    }
+    return status < 0 ? give_up(s, status) : FERRY_OK;
+}
+
+static uint64_t progress_of(tcp__stream *s)
+{
+    return ferry__pool_progress(&s->pool) + s->pool.committed +
+           atomic_load(&s->sender.progress) +
+           ferry__gate_value(&s->pool.head->committed);
+}
+
+static int32_t slowest(tcp__stream *s)
+{
+    int32_t r = ferry__pool_slowest(&s->pool);
+
+    return r < 0 || r == TCP__POOL_FORWARD ? s->next : r;
+}
+
+static int32_t source_of(tcp__stream *s)
+{
+    return ferry__tcp_stream_leads(s) ? s->prev : s->leader;
+}
+
+/* ---- rounds ---- */
+
+static ferry_status check_sizes(const tcp__stream *s, const uint64_t *sizes,
+                                size_t n, uint64_t *out_total)
+{
+    uint64_t total = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (sizes[i] > s->o.buffer_bytes)
+            return ferry_fail(FERRY_EINVAL,
+                              "stream: buffer %zu has %llu bytes, the bound "
+                              "is %llu",
+                              i, (unsigned long long)sizes[i],
+                              (unsigned long long)s->o.buffer_bytes);
+        if (total > UINT64_MAX - sizes[i])
+            return ferry_fail(FERRY_EOVERFLOW,
+                              "stream: the sizes of %zu "
+                              "buffers",
+                              n);
+        total += sizes[i];
+    }
+    *out_total = total;
+    return FERRY_OK;
+}
+
+static void skip_done(tcp__stream *s)
+{
+    while (s->at < s->n && s->sizes[s->at] == s->pos) {
+        s->at++;
+        s->pos = 0;
+    }
+}
+
+static ferry_status stream_begin(ferry__stream *base, const uint64_t *sizes,
+                                 size_t n)
+{
+    tcp__stream *s = of(base);
+    uint64_t total;
+
+    FERRY_TRY(failed_before(s));
+    if (s->in_round)
+        return ferry_fail(FERRY_EORDER, "stream: the round before has not "
+                                        "ended");
+    FERRY_TRY(check_sizes(s, sizes, n, &total));
+    s->sizes = sizes;
+    s->n = n;
+    s->at = 0;
+    s->pos = 0;
+    s->in_round = true;
+    skip_done(s);
+    if (total == 0)
+        return FERRY_OK;
+    s->round++;
+    s->round_bytes = total;
+    if (s->sender.started || s->receiver.started)
+        ferry__gate_raise(&s->go, s->round);
+    return FERRY_OK;
+}
+
+static ferry_status check_place(const tcp__stream *s, const char *what,
+                                bool of_root)
+{
+    FERRY_TRY(failed_before(s));
+    if (is_root(s) != of_root)
+        return ferry_fail(FERRY_EORDER, "stream: %s on rank %d, the root is %d",
+                          what, s->base.comm->rank, s->o.root);
+    if (!s->in_round || s->at >= s->n)
+        return ferry_fail(FERRY_EORDER, "stream: %s beyond the round", what);
+    return FERRY_OK;
+}
+
+static void advance(tcp__stream *s, size_t size)
+{
+    s->pos += size;
+    s->base.bytes += size;
+    skip_done(s);
+}
+
+static ferry_status poll_slot(tcp__stream *s, int64_t slice_ms)
+{
+    return ferry__pool_acquire(&s->pool, slice_ms);
+}
+
+static size_t room_of(const tcp__stream *s)
+{
+    uint64_t left = s->sizes[s->at] - s->pos;
+    uint32_t slot = s->pool.head->slot_bytes;
+
+    return left < slot ? (size_t)left : slot;
+}
+
+static ferry_status stream_reserve(ferry__stream *base, void **out,
+                                   size_t *out_size)
+{
+    static const goal g = {"stream: waiting for room", "used nothing more",
+                           poll_slot, progress_of, slowest};
+    tcp__stream *s = of(base);
+
+    FERRY_TRY(check_place(s, "reserve", true));
+    FERRY_TRY(await(s, &g));
+    *out = ferry__pool_slot(&s->pool);
+    *out_size = room_of(s);
+    return FERRY_OK;
+}
+
+static ferry_status stream_commit(ferry__stream *base, size_t size)
+{
+    tcp__stream *s = of(base);
+
+    if (size == 0)
+        return failed_before(s);
+    FERRY_TRY(check_place(s, "commit", true));
+    if (!s->pool.held || size > room_of(s))
+        return ferry_fail(FERRY_EINVAL,
+                          "stream: commit of %zu bytes, %zu were reserved",
+                          size, s->pool.held ? room_of(s) : 0);
+    ferry__pool_commit(&s->pool, size);
+    advance(s, size);
+    return FERRY_OK;
+}
+
+static ferry_status poll_piece(tcp__stream *s, int64_t slice_ms)
+{
+    return ferry__pool_peek(&s->pool, &s->cursor, slice_ms, &s->piece,
+                            &s->piece_bytes);
+}
+
+static ferry_status stream_peek(ferry__stream *base, const void **out,
+                                size_t *out_size)
+{
+    static const goal g = {"stream: waiting for bytes", "sent nothing more",
+                           poll_piece, progress_of, source_of};
+    tcp__stream *s = of(base);
+
+    FERRY_TRY(check_place(s, "peek", false));
+    FERRY_TRY(await(s, &g));
+    if (s->piece_bytes > s->sizes[s->at] - s->pos)
+        return give_up(
+            s,
+            ferry_fail(FERRY_EMISMATCH,
+                       "stream: a piece of %zu bytes came, %llu are left "
+                       "of buffer %zu",
+                       s->piece_bytes,
+                       (unsigned long long)(s->sizes[s->at] - s->pos), s->at));
+    *out = s->piece;
+    *out_size = s->piece_bytes;
+    return FERRY_OK;
+}
+
+static ferry_status stream_release(ferry__stream *base, size_t size)
+{
+    tcp__stream *s = of(base);
+
+    if (size == 0)
+        return failed_before(s);
+    FERRY_TRY(check_place(s, "release", false));
+    if (size > s->piece_bytes)
+        return ferry_fail(FERRY_EINVAL,
+                          "stream: release of %zu bytes, %zu are left", size,
+                          s->piece_bytes);
+    s->piece_bytes -= size;
+    ferry__pool_release(&s->pool, &s->cursor, size);
+    advance(s, size);
+    return FERRY_OK;
+}
+
+/* ---- the end of a round ---- */
+
+static ferry_status poll_users(tcp__stream *s, int64_t slice_ms)
+{
+    if (!ferry__pool_drained(&s->pool, slice_ms))
+        return FERRY_DONE;
+    if (s->next >= 0 && !ferry__gate_await(&s->sender.done, s->round, slice_ms))
+        return FERRY_DONE;
+    return FERRY_OK;
+}
+
+/* The receiver ends last, and the connections are the caller's again. */
+static ferry_status poll_threads(tcp__stream *s, int64_t slice_ms)
+{
+    return ferry__gate_await(&s->receiver.done, s->round, slice_ms)
+               ? FERRY_OK
+               : FERRY_DONE;
+}
+
+static ferry_status stream_end(ferry__stream *base)
+{
+    static const goal users = {"stream: waiting for its end",
+                               "used nothing more", poll_users, progress_of,
+                               slowest};
+    static const goal threads = {"stream: waiting for its end",
+                                 "used nothing more", poll_threads, progress_of,
+                                 slowest};
+    tcp__stream *s = of(base);
+
+    FERRY_TRY(failed_before(s));
+    if (!s->in_round || s->at < s->n)
+        return ferry_fail(FERRY_EORDER,
+                          "stream: end at buffer %zu of %zu in the round",
+                          s->at, s->n);
+    if (!is_root(s))
+        atomic_store(&s->pool.head->readers[s->base.comm->rank].ended,
+                     s->round);
+    if (is_root(s))
+        FERRY_TRY(await(s, &users));
+    else if (s->receiver.started)
+        FERRY_TRY(await(s, &threads));
+    s->base.peak_bytes = atomic_load(&s->pool.head->peak_bytes);
+    s->in_round = false;
+    return FERRY_OK;
+}
+
+/* ---- life ---- */
+
+/* A round that is cut short would leave the others waiting. */
+static void stream_close(ferry__stream *base)
+{
+    tcp__stream *s = of(base);
+
+    if (s->in_round && s->failed == FERRY_OK && s->round > 0)
+        give_up(s, ferry_fail(FERRY_ECANCELED,
+                              "stream: rank %d closed it within a round",
+                              base->comm->rank));
+    ferry__tcp_stream_stop(s);
+    ferry__pool_close(&s->pool);
+    pthread_mutex_destroy(&s->lock);
+    ferry__free(s);
+}
+
+static const ferry__stream_ops stream_ops = {
+    .begin = stream_begin,
+    .reserve = stream_reserve,
+    .commit = stream_commit,
+    .peek = stream_peek,
+    .release = stream_release,
+    .end = stream_end,
+    .close = stream_close,
+};
+
+/* "tcp" where no two ranks share memory, "shared" where all do. */
+static const char *path_of(const tcp__stream *s)
+{
+    int32_t world = s->base.comm->world_size;
+    bool shares = false, sends = false;
+
+    for (int32_t r = 0; r < world; r++) {
+        sends = sends || s->hosts[r] != s->hosts[0];
+        for (int32_t q = 0; q < r; q++)
+            shares = shares || s->hosts[q] == s->hosts[r];
+    }
+    return !sends ? "shared" : shares ? "tcp+shared" : "tcp";
+}
+
+static ferry_status open_all(tcp__stream *s)
+{
+    FERRY_TRY(ferry__tcp_stream_share(s));
+    s->base.path = path_of(s);
+    ferry__log(FERRY_LOG_INFO, "stream: rank %d of %d, path %s, leader %d",
+               s->base.comm->rank, s->base.comm->world_size, s->base.path,
+               s->leader);
+    return ferry__tcp_stream_start(s);
+}
+
+ferry_status ferry__tcp_stream_open(ferry__comm *comm,
+                                    const ferry__stream_options *options,
+                                    ferry__stream **out)
+{
+    tcp__stream *s = ferry__alloc(sizeof(*s));
+    ferry_status status;
+
+    if (!s)
+        return ferry__tcp_break((tcp__comm *)comm, FERRY_ENOMEM);
+    s->base = (ferry__stream){.ops = &stream_ops, .comm = comm};
+    s->c = (tcp__comm *)comm;
+    s->o = *options;
+    s->cursor.reader = comm->rank;
+    s->pool.fd = s->stop_fd = -1;
+    pthread_mutex_init(&s->lock, NULL);
+    status = open_all(s);
+    if (status < 0) {
+        status = s->c->failed < 0 ? status : ferry__tcp_break(s->c, status);
+        stream_close(&s->base);
+        return status;
+    }
+    *out = &s->base;
+    return FERRY_OK;
+}
