@@ -26,9 +26,13 @@ static const way ways[] = {
     {"ipc", NULL, "ipc, one call"},
     {"ipc", "\"packed\":true,\"packed_buffer_size_bytes\":4096",
      "ipc, chunked"},
+    {"nccl", "\"provider\":\"tcp\",\"packed_buffer_size_bytes\":100",
+     "nccl, packed"},
+    {"nccl", "\"provider\":\"tcp\",\"packed\":false", "nccl, one by one"},
     /* The wrapper that does no wrong changes nothing. */
     {"fault:memory", NULL, "memory, wrapped"},
     {"fault:ipc", NULL, "ipc, wrapped"},
+    {"fault:nccl", "\"provider\":\"tcp\"", "nccl, wrapped"},
 };
 static const size_t n_ways = sizeof(ways) / sizeof(ways[0]);
 

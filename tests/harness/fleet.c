@@ -96,16 +96,28 @@ void fleet_open(fleet *f, const fleet_options *options)
     (void)st;
 }
 
+/* A broadcast must know how many ranks there are, and clients of workers in
+ * this process know of one rank each. */
+static void world_size(const fleet *f, char *out, size_t size)
+{
+    const char *backend = f->options.backend;
+
+    out[0] = '\0';
+    if (strcmp(backend, "nccl") == 0 || strcmp(backend, "fault:nccl") == 0)
+        snprintf(out, size, ",\"world_size\":%zu", f->n + 1);
+}
+
 ferry_status fleet_connect(fleet *f, const ferry_source *source)
 {
-    char info[512];
+    char info[512], world[32];
 
     if (source != NULL)
         f->source = *source;
     else
         f->source =
             toy_checkpoint_source(f->checkpoint, 0, f->checkpoint->count);
-    snprintf(info, sizeof(info), "{\"rank\":0%s%s}",
+    world_size(f, world, sizeof(world));
+    snprintf(info, sizeof(info), "{\"rank\":0%s%s%s}", world,
              f->options.init != NULL ? "," : "",
              f->options.init != NULL ? f->options.init : "");
     return ferry_trainer_init_dict(f->options.backend, info, &f->client,

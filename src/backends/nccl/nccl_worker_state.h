@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the worker's half share.
+ * Invariant: all of it belongs to the thread of the call that the engine is
+ * in; buffers arrive on the stream's own thread, which sees none of it. */
+#ifndef FERRY_BACKENDS_NCCL_WORKER_STATE_H
+#define FERRY_BACKENDS_NCCL_WORKER_STATE_H
+
+#include "backends/nccl/nccl_wire.h"
+
+typedef struct nccl__worker {
+    const ferry_worker_host *host;
+    ferry_worker_context *ctx;
+
+    /* the wire, by the init info alone (E3) */
+    bool packed;
+    uint64_t buffer_bytes;
+    int32_t n_buffers;
+    int64_t no_progress_ms;
+
+    /* the group */
+    ferry__nccl_group group; /* comm NULL: none, or it broke */
+    ferry__nccl_stage stage;
+    bool inited;
+    bool extras; /* a Ferry trainer: header, boxes, digests */
+    bool digest;
+    uint64_t round;
+    uint64_t *lists; /* digests of the box lists that the trainer has */
+    size_t n_lists, lists_capacity;
+    uint64_t counted_bytes; /* of buffers, told to the host */
+} nccl__worker;
+
+/* ---- nccl_worker_session.c ---- */
+
+/* Asks the host; `arg` is the worker. The check of the group. */
+ferry_status nccl__worker_check(void *arg, const char *what);
+ferry_status nccl__worker_join(nccl__worker *w,
+                               const ferry__nccl_init_info *info);
+/* Never waits for another rank. */
+void nccl__worker_leave(nccl__worker *w);
+
+/* ---- nccl_worker_proofs.c ---- */
+
+/* Waits for the header of a round and holds it against what the control
+ * plane said. Nothing is written before this. */
+ferry_status nccl__worker_take_header(nccl__worker *w,
+                                      const ferry_param_meta *params,
+                                      size_t count, const ferry__cuts *cuts);
+/* Tells the trainer which boxes to hash; *out_boxes: how many. */
+ferry_status nccl__worker_send_boxes(nccl__worker *w, size_t n_params,
+                                     size_t *out_boxes);
+/* Takes the digests of those boxes. */
+ferry_status nccl__worker_take_digests(nccl__worker *w, size_t n_params,
+                                       size_t n_boxes);
+
+/* ---- nccl_worker_receive.c ---- */
+ferry_status nccl__worker_receive(void *self, const void *update_info);
+
+#endif
