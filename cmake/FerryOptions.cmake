@@ -2,6 +2,8 @@
 # Cache variables and the flags that every target gets.
 option(FERRY_WORKER "Build the worker and the GGUF source (needs ggml)" ON)
 option(FERRY_TESTS "Build tests, examples and benches" ON)
+option(FERRY_PYTHON_PACKAGE
+    "Build the binding of the Python package (needs cffi)" OFF)
 option(FERRY_FUZZ "Build the fuzz targets with libFuzzer (clang)" OFF)
 option(FERRY_COVERAGE "Instrument for line and branch coverage" OFF)
 option(FERRY_UNDEFINED

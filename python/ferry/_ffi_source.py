@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C's form of a Python source: metadata, and passes over its tensors.
+
+Invariant: a tensor is held from when it is handed over until the library asks
+for the next one, or to the end of the pass if the source is stable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ferry._ffi import (
+    DONE,
+    OK,
+    Failures,
+    check,
+    define,
+    encode,
+    ffi,
+    lib,
+    nothing,
+    text,
+)
+from ferry.errors import InputOutputError
+from ferry.tensor import dtype_code, view
+
+
+class Param(Protocol):
+    """What a source declares of one parameter."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+class SourceLike(Protocol):
+    """What `Source` needs: any form of source after `ferry.source.adapt`."""
+
+    stable: bool
+
+    def metadata(self) -> Sequence[Param]: ...
+    def items(self) -> Iterator[tuple[str, Any]]: ...
+    def held(self) -> frozenset[str] | None: ...
+
+
+class Source:
+    """A `ferry_source` over a Python source."""
+
+    def __init__(self, inner: SourceLike, failures: Failures) -> None:
+        self.inner = inner
+        self.failures = failures
+        self._names: list[str] = []
+        self._seen: tuple[Param, ...] = ()
+        self._params: Any = ffi.NULL
+        self._text: Any = ffi.NULL
+        self._items: Iterator[tuple[str, Any]] | None = None
+        self._index = 0
+        self._kept: list[Any] = []
+        self._held: frozenset[str] | None = None
+        self._handle = ffi.new_handle(self)
+        ops = ffi.new("ferry_source_ops *")
+        self._kind = ffi.new("char[]", b"python")
+        ops.size = ffi.sizeof("ferry_source_ops")
+        ops.kind = self._kind
+        ops.flags = lib.FERRY_SOURCE_STABLE if inner.stable else 0
+        ops.metadata = lib.ferry_py_source_metadata
+        ops.begin = lib.ferry_py_source_begin
+        ops.next = lib.ferry_py_source_next
+        ops.end = lib.ferry_py_source_end
+        ops.holds = lib.ferry_py_source_holds
+        self._ops = ops
+        self.c = ffi.new("ferry_source *", {"ops": ops, "self": self._handle})
+
+    def metadata(self, out_params: Any, out_count: Any) -> None:
+        seen = tuple(self.inner.metadata())
+        # A declaration is frozen, so the same objects are the same manifest.
+        if len(seen) != len(self._seen) or any(
+            a is not b for a, b in zip(seen, self._seen, strict=True)
+        ):
+            self._declare(seen)
+        out_params[0] = self._params
+        out_count[0] = len(seen)
+
+    def _declare(self, seen: tuple[Param, ...]) -> None:
+        names = [meta.name for meta in seen]
+        for index, name in enumerate(names):
+            if not isinstance(name, str) or "\0" in name:
+                raise ValueError(f"metadata entry {index}: bad name {name!r}")
+        joined = ffi.new("char[]", "\0".join(names).encode("utf-8"))
+        params = ffi.new("ferry_param_meta[]", max(len(seen), 1))
+        at = joined
+        for meta, name, param in zip(seen, names, params, strict=False):
+            shape = meta.shape
+            if len(shape) > lib.FERRY_MAX_DIMS:
+                raise ValueError(
+                    f"parameter {name}: declared with {len(shape)} "
+                    f"dimensions, at most {lib.FERRY_MAX_DIMS} travel"
+                )
+            param.name = at
+            param.dtype = dtype_code(meta.dtype, name)
+            param.ndim = len(shape)
+            for dim, extent in enumerate(shape):
+                param.shape[dim] = extent
+            at += len(name.encode("utf-8")) + 1
+        self._names, self._text, self._params = names, joined, params
+        self._seen = seen
+
+    def begin(self) -> None:
+        self.end()
+        self._held = self.inner.held()
+        self._items = iter(self.inner.items())
+
+    def next(self, out: Any) -> int:
+        if self._items is None:
+            raise RuntimeError("no pass over the source is open")
+        if not self.inner.stable:
+            self._kept.clear()
+        try:
+            name, value = next(self._items)
+        except StopIteration:
+            return DONE
+        index = self._index
+        self._index = index + 1
+        declared = index < len(self._names) and self._names[index] == name
+        if declared:
+            out.name = self._params[index].name
+        else:
+            out.name = c_name = ffi.new("char[]", encode(name))
+            self._kept.append(c_name)
+        out.tensor.offset = 0
+        if value is None:
+            self._no_data(name, index if declared else -1, out.tensor)
+        else:
+            self._fill(name, value, out.tensor)
+        return OK
+
+    def _fill(self, name: str, value: Any, out: Any) -> None:
+        address, dtype, shape, strides, owner = view(name, value)
+        self._kept.append(owner)
+        out.data = ffi.cast("void *", address)
+        out.dtype = dtype
+        out.ndim = len(shape)
+        c_shape, c_stride = out.shape, out.stride
+        for dim, extent in enumerate(shape):
+            c_shape[dim] = extent
+            c_stride[dim] = strides[dim]
+
+    def _no_data(self, name: str, index: int, out: Any) -> None:
+        """Fill in a parameter that this rank does not hold (B8)."""
+        if self._held is not None and name in self._held:
+            raise ValueError(
+                f"parameter {name}: held_names() claims it, but iteration "
+                "yielded no data"
+            )
+        out.data = ffi.NULL
+        if index >= 0:
+            meta = self._params[index]
+            check(lib.ferry_tensor_init(
+                ffi.addressof(out), ffi.NULL, meta.dtype, meta.ndim,
+                meta.shape))
+
+    def end(self) -> None:
+        items, self._items = self._items, None
+        self._index = 0
+        self._kept.clear()
+        close = getattr(items, "close", None)
+        if callable(close):
+            close()
+
+    def holds(self, name: str) -> bool:
+        held = self.inner.held()
+        return held is None or name in held
+
+
+def _source(method: Callable[..., Any]) -> Callable[..., int]:
+    """Make the C function that calls a method of `Source`."""
+
+    def call(handle: Any, *args: Any) -> int:
+        source: Source = ffi.from_handle(handle)
+        try:
+            return method(source, *args) or OK
+        except BaseException as error:
+            return source.failures.add(error, InputOutputError.code)
+
+    return call
+
+
+for _name, _method in (
+    ("metadata", Source.metadata),
+    ("begin", Source.begin),
+    ("next", Source.next),
+):
+    define(f"ferry_py_source_{_name}", _source(_method),
+            InputOutputError.code)
+define("ferry_py_source_end", nothing(_source(Source.end)), None)
+define(
+    "ferry_py_source_holds",
+    lambda h, name: ffi.from_handle(h).holds(text(name)), True)

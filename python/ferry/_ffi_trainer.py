@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C's trainer with the client and the source that it borrows."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ferry._ffi import (
+    Failures,
+    check,
+    define,
+    encode,
+    ffi,
+    lib,
+    nothing,
+    text,
+)
+from ferry._ffi_client import Client
+from ferry._ffi_source import Source, SourceLike
+from ferry._interrupt import interruptible
+from ferry.errors import error_class
+
+STATS = (
+    "round", "n_params", "bytes_declared", "bytes_sent", "n_updates",
+    "peak_bytes", "total_ms", "start_ms", "gather_ms", "pack_ms", "wire_ms",
+    "digest_ms", "finish_ms",
+)
+
+
+class Trainer:
+    """A `ferry_trainer` with its client and source."""
+
+    def __init__(
+        self,
+        backend: str,
+        info: dict[str, Any],
+        client: Client,
+        source: SourceLike | None,
+    ) -> None:
+        self.failures = Failures()
+        client.share(self.failures)
+        self.client = client
+        self.source = None if source is None else Source(source, self.failures)
+        self.c = ffi.new("ferry_trainer **")
+        c_source = ffi.NULL if self.source is None else self.source.c
+        c_info = encode(json.dumps(info))
+        with interruptible(client.cancel):
+            code = lib.ferry_trainer_init_dict(
+                encode(backend), c_info, client.c, c_source, self.c)
+        check(code, self.failures)
+        # What C reads stays until the trainer is shut down, also when the
+        # caller forgot to, and before the interpreter ends.
+        self._finalizer = weakref.finalize(
+            self, _shutdown_trainer, self.c, client, self.source)
+
+    def send(
+        self,
+        *,
+        weight_version: str | None = None,
+        draft: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, Any]:
+        """Drive one round; returns its figures."""
+        if self.c[0] == ffi.NULL:
+            raise error_class(lib.FERRY_EORDER)("the trainer is shut down")
+        stats = ffi.new("ferry_round_stats *")
+        stats.size = ffi.sizeof("ferry_round_stats")
+        options = ffi.new("ferry_send_options *")
+        options.size = ffi.sizeof("ferry_send_options")
+        options.stats = stats
+        options.draft = draft
+        keep: list[Any] = []
+        if weight_version is not None:
+            keep.append(ffi.new("char[]", encode(weight_version)))
+            options.weight_version = keep[-1]
+        if progress is not None:
+            keep.append(ffi.new_handle(progress))
+            options.progress = lib.ferry_py_progress
+            options.progress_arg = keep[-1]
+        self.failures.clear()
+        with interruptible(self.cancel):
+            code = lib.ferry_trainer_send_weights(self.c[0], options)
+        check(code, self.failures)
+        self.failures.clear()
+        figures = {name: getattr(stats, name) for name in STATS}
+        figures["path"] = text(stats.path)
+        return figures
+
+    def cancel(self) -> None:
+        """End the round that runs on another thread."""
+        lib.ferry_trainer_cancel(self.c[0])
+
+    def shutdown(self) -> None:
+        self._finalizer()
+
+
+def _shutdown_trainer(c: Any, client: Client, source: Source | None) -> None:
+    lib.ferry_trainer_shutdown(c)
+    client.close()
+    del source  # it was alive until here
+
+
+define("ferry_py_progress",
+        nothing(lambda h, done, total: ffi.from_handle(h)(done, total)),
+        None)

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes out: weight sources, and the forms they come in.
+
+A source has two channels that agree element by element: `metadata()`, which
+moves nothing, and the iteration, which yields one full tensor at a time. The
+forms of vLLM 0.32 and 0.33 are both accepted, also from objects that know
+nothing of this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+from ferry.errors import ArgumentError, MismatchError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ModuleSource",
+    "ParamMeta",
+    "ParamMetas",
+    "WeightSource",
+    "adapt",
+    "layerwise_groups",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ParamMeta:
+    """What a source declares of one parameter.
+
+    Parameters
+    ----------
+    name : str
+        Its Hugging Face (checkpoint) name.
+    dtype : torch.dtype
+        Wire dtype; a NumPy dtype or torch's name for it is fine too.
+    shape : tuple of int
+        Full, unsharded shape.
+    owners : tuple of int, optional
+        Trainer ranks that can produce it (vLLM 0.33); None is all of them.
+    mesh_shape, placements
+        As vLLM 0.33 declares them; nothing here reads them.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    owners: tuple[int, ...] | None = field(default=None, kw_only=True)
+    mesh_shape: tuple[int, ...] | None = field(default=None, kw_only=True)
+    placements: tuple[Any, ...] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if type(self.shape) is not tuple:
+            object.__setattr__(self, "shape", tuple(self.shape))
+
+
+class ParamMetas(list[ParamMeta]):
+    """A list of declarations that can also be called, giving itself.
+
+    vLLM 0.32 calls `source.metadata()`, 0.33 reads `source.metadata`; a
+    source whose attribute holds one of these serves both.
+    """
+
+    def __call__(self) -> list[ParamMeta]:
+        """Return the list itself."""
+        return self
+
+
+def _layer_of(name: str) -> tuple[str, str] | None:
+    """(prefix, index) of the outermost index segment; None without one."""
+    start = 0
+    while True:
+        end = name.find(".", start)
+        segment = name[start:] if end < 0 else name[start:end]
+        if segment.isdigit():
+            return name[:start], segment
+        if end < 0:
+            return None
+        start = end + 1
+
+
+def layerwise_groups(
+    metadata: Iterable[ParamMeta] | Iterable[str],
+) -> list[list[str]]:
+    """Cut an ordered list of parameters into gather groups.
+
+    A group is one layer: all names with the same outermost index segment
+    (``model.layers.3.``, whatever the prefix; experts belong to their
+    layer). Names without an index form groups where they stand.
+
+    Parameters
+    ----------
+    metadata : iterable of ParamMeta or of str
+        In the order of the source.
+
+    Returns
+    -------
+    list of list of str
+
+    Raises
+    ------
+    MismatchError
+        A layer whose names are not contiguous, naming the one that comes
+        back.
+    """
+    groups: list[list[str]] = []
+    seen: set[tuple[str, str]] = set()
+    current: object = ()  # no key, so that the first name opens a group
+    for entry in metadata:
+        name = entry if isinstance(entry, str) else entry.name
+        key = _layer_of(name)
+        if key != current:
+            if key is not None and key in seen:
+                raise MismatchError(
+                    f"parameter {name}: comes back to layer {key[0]}{key[1]} "
+                    "after other names; names of one layer must be "
+                    "contiguous"
+                )
+            if key is not None:
+                seen.add(key)
+            groups.append([])
+            current = key
+        groups[-1].append(name)
+    return groups
+
+
+class WeightSource(ABC):
+    """A trainer's weights, as full tensors under Hugging Face names.
+
+    Subclass it and implement `metadata` and `__iter__`; or, in the form of
+    vLLM 0.33, a `functools.cached_property` named ``metadata`` and
+    `iter_full`. Every trainer rank iterates the same source in the same order
+    at the same time, since producing a tensor usually is a collective.
+    """
+
+    stable: bool = False
+    """Whether every tensor of a pass stays valid and unchanged to its end."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__
+        if "iter_full" in own and "__iter__" not in own:
+            cls.__iter__ = _iterate_full  # type: ignore[method-assign]
+
+    @abstractmethod
+    def metadata(self) -> list[ParamMeta]:
+        """Declare what iteration yields, in order; moves no data.
+
+        It may be a collective and dear the first time: cache it.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Start a fresh pass of (name, full tensor)."""
+        raise NotImplementedError
+
+    def held_names(self) -> Collection[str] | None:
+        """Return the names that this rank can produce; None is all.
+
+        Backends that broadcast do not ask.
+        """
+        return None
+
+    def groups(self) -> list[list[str]]:
+        """Return the gather groups of which this rank holds a name."""
+        groups = layerwise_groups(_metadata_of(self))
+        held = self.held_names()
+        if held is None:
+            return groups
+        held = frozenset(held)
+        return [g for g in groups if not held.isdisjoint(g)]
+
+    def iter_groups(
+        self,
+    ) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
+        """Yield one (names, tensors) for each of `groups()`.
+
+        The default drives the plain iteration. Override it where a whole
+        group can be produced in one step.
+        """
+        items = iter(self)
+        for group in self.groups():
+            tensors: list[torch.Tensor] = []
+            for expected in group:
+                name, tensor = next(items, ("", None))
+                if name != expected:
+                    raise MismatchError(
+                        f"source yielded {name or 'nothing more'} where its "
+                        f"metadata declares {expected}"
+                    )
+                tensors.append(cast("torch.Tensor", tensor))
+            yield group, tensors
+
+    # ---- the form of vLLM 0.33 ----
+
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Start a fresh pass; the name in vLLM 0.33."""
+        return iter(self)
+
+    @classmethod
+    def implements_iter_full(cls) -> bool:
+        """Whether full tensors can be had: always."""
+        return True
+
+    @classmethod
+    def implements_iter_local(cls) -> bool:
+        """Whether local shards can be had."""
+        return callable(getattr(cls, "iter_local", None))
+
+    def owned_names(self, rank: int) -> list[str]:
+        """Return the names that trainer rank `rank` owns, in order."""
+        return [
+            meta.name
+            for meta in _metadata_of(self)
+            if meta.owners is None or rank in meta.owners
+        ]
+
+
+def _iterate_full(self: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
+    return self.iter_full()
+
+
+class _BothForms:
+    """Descriptor of a `metadata` that may be called or not."""
+
+    def __init__(self, function: Callable[[Any], list[ParamMeta]]) -> None:
+        self._function = function
+        functools.update_wrapper(cast(Any, self), function)
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        return ParamMetas(self._function(instance))
+
+
+class ModuleSource(WeightSource):
+    """The parameters of a torch module, plain or sharded.
+
+    A sharded parameter (DTensor: FSDP2, tensor parallel, any mesh) is
+    declared by its global shape, which gathers nothing, and gathered when
+    its turn comes, so at most one full parameter is in memory. Tied
+    parameters are stated once, under the first of their names; buffers are
+    left out.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._declared: dict[str, ParamMeta] = {}
+
+    @property
+    def stable(self) -> bool:  # type: ignore[override]
+        """Whether all parameters are plain tensors, which stay in place."""
+        return not any(
+            hasattr(param, "full_tensor")
+            for _, param in self._module.named_parameters()
+        )
+
+    def _metadata(self) -> list[ParamMeta]:
+        # The same object for the same declaration: that is how a round
+        # learns cheaply that nothing changed.
+        metas: list[ParamMeta] = []
+        for name, param in self._module.named_parameters():
+            meta = self._declared.get(name)
+            if (
+                meta is None
+                or meta.dtype != param.dtype
+                or meta.shape != param.shape
+            ):
+                meta = ParamMeta(name, param.dtype, tuple(param.shape))
+                self._declared[name] = meta
+            metas.append(meta)
+        return metas
+
+    if TYPE_CHECKING:
+
+        def metadata(self) -> list[ParamMeta]:
+            """Declare every parameter; a property that can be called."""
+            raise NotImplementedError
+
+    else:
+        metadata = _BothForms(_metadata)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, param in self._module.named_parameters():
+            yield name, _full(param)
+
+
+def _full(param: Any) -> Any:
+    """Return the whole tensor: gathered, when it is sharded."""
+    if not hasattr(param, "full_tensor"):
+        return param
+    return param.detach().full_tensor()
+
+
+# ---- any form of source, as the binding drives it ----
+
+
+def _metadata_of(source: Any) -> list[ParamMeta]:
+    found = source.metadata
+    if callable(found):
+        found = found()
+    return cast("list[ParamMeta]", found)
+
+
+def _overrides(source: Any, method: str) -> bool:
+    """Whether a source has its own `method`, not a base class's default."""
+    for cls in type(source).__mro__:
+        if method in cls.__dict__:
+            return cls.__name__ != "WeightSource"
+    return False
+
+
+class _Adapted:
+    """A source of any form."""
+
+    def __init__(self, source: Any, rank: int) -> None:
+        self._source = source
+        self._rank = rank
+        self.stable = bool(getattr(source, "stable", False))
+        if _overrides(source, "iter_groups"):
+            self.form = "by group"
+            self.items = self._by_group
+        elif _overrides(source, "__iter__"):
+            self.form = "one by one"
+            self.items = self._by_item
+        else:
+            self.form = "iter_full"
+            self.items = self._by_full
+
+    items: Callable[[], Iterator[tuple[str, Any]]]
+
+    def metadata(self) -> Sequence[ParamMeta]:
+        return _metadata_of(self._source)
+
+    def _by_item(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._source)
+
+    def _by_full(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._source.iter_full())
+
+    def _by_group(self) -> Iterator[tuple[str, Any]]:
+        return chain.from_iterable(
+            zip(names, tensors, strict=True)
+            for names, tensors in self._source.iter_groups()
+        )
+
+    def held(self) -> frozenset[str] | None:
+        held_names = getattr(self._source, "held_names", None)
+        if callable(held_names):
+            held = held_names()
+            return None if held is None else frozenset(held)
+        owned = getattr(self._source, "owned_names", None)
+        return frozenset(owned(self._rank)) if callable(owned) else None
+
+
+def adapt(source: Any, rank: int = 0) -> _Adapted:
+    """Accept a source of any form.
+
+    Parameters
+    ----------
+    source : object
+        A `WeightSource` of this package or of vLLM, or any object with
+        ``metadata`` (a method, or a list) and ``__iter__`` or ``iter_full``.
+    rank : int
+        This trainer rank, for sources that state owners.
+
+    Raises
+    ------
+    ArgumentError
+        An object that is no source, saying what it lacks.
+    """
+    if not hasattr(type(source), "metadata") and "metadata" not in getattr(
+        source, "__dict__", {}
+    ):
+        raise ArgumentError(
+            f"{type(source).__name__} is no WeightSource: it has no metadata"
+        )
+    if not hasattr(source, "__iter__") and not hasattr(source, "iter_full"):
+        raise ArgumentError(
+            f"{type(source).__name__} is no WeightSource: it has neither "
+            "__iter__ nor iter_full"
+        )
+    adapted = _Adapted(source, rank)
+    logger.debug("source %s is driven %s", type(source).__name__, adapted.form)
+    return adapted

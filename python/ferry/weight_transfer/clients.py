@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ready clients: HTTP, Ray, and several clients as one.
+
+Each call reaches every replica, blocks until all are done, and raises with
+the replica and its own words. Ray is imported when a Ray client is used.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ferry._ffi_client import Client
+from ferry.errors import ArgumentError, DeadlineError, PeerError
+from ferry.weight_transfer.base import (
+    VLLMWeightSyncClient,
+    WeightTransferInitRequest,
+    WeightTransferUpdatePayload,
+    WeightTransferUpdateRequest,
+)
+
+__all__ = [
+    "FanoutWeightSyncClient",
+    "HTTPVLLMWeightSyncClient",
+    "RayVLLMWeightSyncClient",
+    "to_native",
+]
+
+CALLS = (
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+
+
+def _json_safe(update_info: dict[str, Any]) -> dict[str, Any]:
+    """Return an update info without handles that JSON cannot hold.
+
+    Device handles travel pickled and base64-coded, which a worker reads only
+    where its operator allowed that (C6).
+    """
+    if update_info.get("ipc_handles") is None:
+        return update_info
+    out = {k: v for k, v in update_info.items() if k != "ipc_handles"}
+    out["ipc_handles_pickled"] = base64.b64encode(
+        pickle.dumps(update_info["ipc_handles"])
+    ).decode("ascii")
+    return out
+
+
+def _payload_text(update_info: WeightTransferUpdatePayload) -> str:
+    if isinstance(update_info, list):
+        return json.dumps([_json_safe(info) for info in update_info])
+    return json.dumps(_json_safe(update_info))
+
+
+class _NativeClient:
+    """A client whose calls the library makes."""
+
+    def _open(self) -> Client:
+        """Return a new handle of the library for this client."""
+        raise NotImplementedError
+
+    _client: Client
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Open the channel on every worker."""
+        self._client.call("init_weight_transfer_engine", json.dumps(init_info))
+
+    def start_weight_update(self) -> None:
+        """Begin a round."""
+        self._client.call("start_weight_update")
+
+    def update_weights(self, update_info: WeightTransferUpdatePayload) -> None:
+        """Receive and load what `update_info` announces."""
+        self._client.call("update_weights", _payload_text(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """End the round, and label what is served then."""
+        self._client.call("finish_weight_update", weight_version)
+
+    # ---- more than four is optional ----
+
+    def start_draft_weight_update(self) -> None:
+        """Begin a round that is aimed at the draft model."""
+        self._client.call("start_draft_weight_update")
+
+    def abort_weight_update(self) -> None:
+        """End a round that will not be finished; idempotent."""
+        self._client.call("abort_weight_update")
+
+    def prepare_weight_update(self) -> None:
+        """Do all of finish but the commit."""
+        self._client.call("prepare_weight_update")
+
+    def commit_weight_update(self, weight_version: str | None = None) -> None:
+        """Commit what was prepared."""
+        self._client.call("commit_weight_update", weight_version)
+
+    def pause(self, mode: str = "keep", clear_cache: bool = True) -> None:
+        """Pause generation: "abort", "wait" or "keep" running requests."""
+        self._client.call("pause", mode, int(clear_cache))
+
+    def resume(self) -> None:
+        """Let generation go on."""
+        self._client.call("resume")
+
+    def status(self) -> dict[str, Any]:
+        """Return the peer's status; RouteError where it is no Ferry."""
+        found: dict[str, Any] = json.loads(self._client.status())
+        return found
+
+    def world_size(self) -> int:
+        """Return the count of inference workers behind this client."""
+        return self._client.world_size()
+
+    def peers(self) -> list[str]:
+        """Return the URLs of the servers that this client reaches."""
+        return self._client.peers()
+
+    def cancel(self) -> None:
+        """Make a call in flight on another thread raise CanceledError."""
+        self._client.cancel()
+
+    def close(self) -> None:
+        """Free the client; not while a call runs. Idempotent."""
+        self._client.close()
+
+
+class HTTPVLLMWeightSyncClient(_NativeClient):
+    """The RLHF routes of vLLM, or of `ferry serve`, over HTTP.
+
+    Opens no connection before the first call. Proxies are not used unless
+    one is given.
+
+    Parameters
+    ----------
+    base_url : str or sequence of str
+        ``"http://host:8000"``. One URL reaches all data-parallel replicas of
+        its server; several are driven in parallel, as one.
+    timeout : float
+        Bound of one call, in seconds.
+    token : str, optional
+        Bearer token.
+    connect_timeout : float
+        Seconds.
+    proxy, ca_file : str, optional
+        A proxy to use; certificates (PEM) to trust.
+    pause : bool
+        Pause generation (mode "keep") round each sync: before start, until
+        finish. After a failure the server stays paused, and the reason is
+        logged.
+
+    Raises
+    ------
+    ArgumentError
+        A malformed URL.
+    """
+
+    def __init__(
+        self,
+        base_url: str | Sequence[str],
+        timeout: float = 300,
+        *,
+        token: str | None = None,
+        connect_timeout: float = 10,
+        proxy: str | None = None,
+        ca_file: str | None = None,
+        pause: bool = False,
+    ) -> None:
+        urls = [base_url] if isinstance(base_url, str) else list(base_url)
+        self._urls = [url.rstrip("/") for url in urls]
+        self.base_url: str | list[str] = (
+            self._urls[0] if isinstance(base_url, str) else self._urls
+        )
+        self.timeout = timeout
+        self._options: dict[str, Any] = {
+            "timeout_ms": round(timeout * 1000),
+            "connect_timeout_ms": round(connect_timeout * 1000),
+            "token": token,
+            "proxy": proxy,
+            "ca_file": ca_file,
+            "pause": pause,
+        }
+        self._client = self._open()
+
+    def _open(self) -> Client:
+        opened = [
+            Client.http(url, **self._options) for url in self._urls
+        ]
+        return opened[0] if len(opened) == 1 else Client.fanout(opened)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k != "_client"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._client = self._open()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r})"
+
+
+class FanoutWeightSyncClient(_NativeClient):
+    """Several clients as one: each call goes to all of them in parallel.
+
+    The first failure is reported with the index of its client; optional
+    calls are offered where all clients have them.
+
+    Parameters
+    ----------
+    clients : sequence of VLLMWeightSyncClient
+        Any clients, mixed as they come.
+    """
+
+    def __init__(self, clients: Sequence[VLLMWeightSyncClient]) -> None:
+        self.clients = list(clients)
+        self._client = self._open()
+
+    def _open(self) -> Client:
+        return Client.fanout([to_native(c) for c in self.clients])
+
+
+def to_native(client: Any) -> Client:
+    """Return the library's form of any client, with a handle of its own.
+
+    Raises
+    ------
+    ArgumentError
+        An object that lacks one of the four methods, naming it.
+    """
+    for name in CALLS:
+        if not callable(getattr(client, name, None)):
+            raise ArgumentError(
+                f"{type(client).__name__} is no VLLMWeightSyncClient: it has "
+                f"no method {name}"
+            )
+    if isinstance(client, _NativeClient) and all(
+        getattr(type(client), name) is getattr(_NativeClient, name)
+        and name not in vars(client)
+        for name in CALLS
+    ):
+        return client._open()
+    return Client.python(client)
+
+
+# ---- Ray ----
+
+# After a first failure the other replicas may wait for bytes that will not
+# come any more.
+GRACE_SECONDS = 0.5
+
+
+def _request(kind: str, **info: Any) -> Any:
+    """Make a request of vLLM's class if the process has vLLM, else of ours."""
+    base = sys.modules.get("vllm.distributed.weight_transfer.base")
+    cls = getattr(base, kind, None) if base is not None else None
+    if cls is None:
+        cls = (
+            WeightTransferInitRequest
+            if kind == "WeightTransferInitRequest"
+            else WeightTransferUpdateRequest
+        )
+    return cls(**info)
+
+
+class RayVLLMWeightSyncClient:
+    """Ray actors: of vLLM's `AsyncLLM` or `LLM`, or of Ferry.
+
+    Parameters
+    ----------
+    handle : ActorHandle or list of ActorHandle
+        Each call goes to every actor and waits for all of them.
+    timeout : float, optional
+        Bound of one call, in seconds; None leaves it to the engine's own
+        deadline.
+    """
+
+    def __init__(self, handle: Any, *, timeout: float | None = None) -> None:
+        self.handles = list(handle) if isinstance(handle, (list, tuple)) else [
+            handle
+        ]
+        self.timeout = timeout
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of all actors and wait for all."""
+        import ray
+
+        refs = [getattr(h, method).remote(*args) for h in self.handles]
+        index_of = {ref: index for index, ref in enumerate(refs)}
+        until = None if self.timeout is None else (
+            time.monotonic() + self.timeout
+        )
+        pending, answers = list(refs), dict.fromkeys(refs)
+        failed: tuple[int, Exception] | None = None
+        while pending:
+            left = None if until is None else until - time.monotonic()
+            ready, pending = ray.wait(
+                pending, timeout=None if left is None else max(left, 0))
+            for ref in ready:
+                try:
+                    answers[ref] = ray.get(ref)
+                except Exception as error:
+                    failed = failed or (index_of[ref], error)
+            if failed is not None and pending:
+                soon = time.monotonic() + GRACE_SECONDS
+                until = soon if until is None else min(until, soon)
+            if pending and until is not None and time.monotonic() >= until:
+                break
+        if failed is not None:
+            index, cause = failed
+            if len(refs) == 1:
+                raise cause
+            raise PeerError(
+                f"{method}: replica {index} of {len(refs)}: {cause}"
+            ) from cause
+        if pending:
+            late = sorted(index_of[ref] for ref in pending)
+            raise DeadlineError(
+                f"{method}: no answer within {self.timeout} s from replica "
+                f"{', '.join(map(str, late))} of {len(refs)}"
+            )
+        return list(answers.values())
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Open the channel on every worker."""
+        self._call(
+            "init_weight_transfer_engine",
+            _request("WeightTransferInitRequest", init_info=init_info),
+        )
+
+    def start_weight_update(self) -> None:
+        """Begin a round."""
+        self._call("start_weight_update")
+
+    def start_draft_weight_update(self) -> None:
+        """Begin a round that is aimed at the draft model."""
+        self._call("start_draft_weight_update")
+
+    def update_weights(self, update_info: WeightTransferUpdatePayload) -> None:
+        """Receive and load what `update_info` announces."""
+        self._call(
+            "update_weights",
+            _request("WeightTransferUpdateRequest", update_info=update_info),
+        )
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """End the round, and label what is served then."""
+        self._call("finish_weight_update")
+        if weight_version is not None:
+            self._call("update_weight_version", weight_version)
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Close the channel on every worker."""
+        self._call("shutdown_weight_transfer_engine")

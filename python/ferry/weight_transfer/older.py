@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of the older API (vLLM 0.16 to 0.22), accepted as they are (E8).
+
+One class serves both sides: `receive_weights(update_info, load_weights)` on
+the worker, a static `trainer_send_weights` on the trainer. The host opens and
+closes the layerwise reload around it; `is_checkpoint_format` false means that
+tensors have the model's own names and are copied in place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from ferry.errors import ArgumentError
+from ferry.weight_transfer.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+__all__ = [
+    "adopt_older_engine",
+    "construct_engine",
+    "older_receive",
+    "older_start",
+]
+
+logger = logging.getLogger(__name__)
+
+_OLDER = "_ferry_older_api"
+_RELOADING = "_ferry_reloading"
+_FLAG = "is_checkpoint_format"
+
+
+def adopt_older_engine(cls: type) -> None:
+    """Complete a class of the older form, so that it can be made."""
+    receive = cls.__dict__.get("receive_weights")
+    if receive is None or getattr(receive, "__isabstractmethod__", False):
+        return
+    older = "load_weights" in inspect.signature(receive).parameters
+    setattr(cls, _OLDER, older)
+    if not older:
+        return
+    logger.info("%s has the older engine API", cls.__name__)
+    for name, method in (
+        ("start_weight_update", _begin), ("finish_weight_update", _finish)
+    ):
+        current = getattr(cls, name, None)
+        if current is None or getattr(current, "__isabstractmethod__", False):
+            setattr(cls, name, method)
+
+
+def older_receive(engine: Any) -> bool:
+    """Whether the engine's receive takes a callback."""
+    return bool(getattr(type(engine), _OLDER, False))
+
+
+def _begin(self: Any) -> None:
+    """Prepare for a round; the first update says in which format."""
+    setattr(self, _RELOADING, False)
+
+
+def _finish(self: Any) -> None:
+    """End the round: finalise the reload that its updates opened."""
+    if getattr(self, _RELOADING, False):
+        setattr(self, _RELOADING, False)
+        finalize_layerwise_reload(self.model, self.model_config)
+
+
+def older_start(engine: Any, update_info: dict[str, Any]) -> None:
+    """Receive one update into an engine of the older form."""
+    values = dict(update_info)
+    flag = values.get(_FLAG, True)
+    if not isinstance(flag, bool):
+        raise ArgumentError(
+            f"Invalid update_info for {type(engine).__name__}: field "
+            f"'{_FLAG}' must be bool, got {type(flag).__name__}"
+        )
+    fields = getattr(engine.update_info_cls, "__dataclass_fields__", {})
+    if _FLAG not in fields:
+        values.pop(_FLAG, None)
+    info = engine.parse_update_info(values)
+    if _FLAG not in fields:
+        setattr(info, _FLAG, flag)
+    if not flag:
+        engine.receive_weights(info, _copier(engine.model))
+        return
+    if not getattr(engine, _RELOADING, False):
+        initialize_layerwise_reload(engine.model)
+        setattr(engine, _RELOADING, True)
+    engine.receive_weights(info, engine.model.load_weights)
+
+
+def _copier(model: Any) -> Any:
+    """Load weights that have the model's own names and layout."""
+    parameters = dict(model.named_parameters())
+
+    def load_weights(weights: Iterable[tuple[str, Any]]) -> None:
+        for name, tensor in weights:
+            parameter = parameters.get(name)
+            if parameter is None:
+                raise ArgumentError(f"parameter {name}: the model has none")
+            if tuple(parameter.shape) != tuple(tensor.shape):
+                raise ArgumentError(
+                    f"parameter {name}: the model has shape "
+                    f"{tuple(parameter.shape)}, got {tuple(tensor.shape)}"
+                )
+            parameter.data.copy_(tensor)
+
+    return load_weights
+
+
+def construct_engine(
+    cls: type, config: Any, vllm_config: Any, device: Any, model: Any
+) -> Any:
+    """Make an engine through whichever constructor its class has."""
+    parameters = inspect.signature(cls).parameters
+    if "parallel_config" not in parameters:
+        return cls(config, vllm_config, device, model)
+    parallel = getattr(vllm_config, "parallel_config", vllm_config)
+    more = {"model": model} if "model" in parameters else {}
+    engine: Any = cls(config, parallel, **more)
+    # What the older constructor was not given.
+    engine.vllm_config = vllm_config
+    engine.model_config = getattr(vllm_config, "model_config", None)
+    engine.device = device
+    engine.model = model
+    engine._default_model = model
+    engine._default_model_config = engine.model_config
+    return engine
