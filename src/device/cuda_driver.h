@@ -80,6 +80,9 @@ ferry_status ferry__cuda_fail(const ferry__cuda *cuda, const char *what,
                               CUresult result);
 /* The device that the calling thread uses, 0 when it uses none. */
 int32_t ferry__cuda_current(const ferry__cuda *cuda);
+/* Makes a device's primary context current in the calling thread, for good
+ * (memory_cuda.c). */
+ferry_status ferry__cuda_use(int32_t ordinal);
 /* Whether an address is of a device's memory. */
 bool ferry__cuda_owns(const ferry__cuda *cuda, const void *memory);
 

@@ -12,7 +12,8 @@
 /* The table's functions know their device by being made once for each. */
 #define ORDINALS(X)                                                            \
     X(0)                                                                       \
-    X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) \
+    X(1)                                                                       \
+    X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)      \
         X(15)
 #define N_ORDINALS 16
 
@@ -240,4 +241,12 @@ ferry_status ferry__memory_cuda(int32_t ordinal, const ferry__memory **out)
     FERRY_TRY(status);
     *out = &tables[ordinal];
     return FERRY_OK;
+}
+
+ferry_status ferry__cuda_use(int32_t ordinal)
+{
+    const ferry__memory *table;
+
+    FERRY_TRY(ferry__memory_cuda(ordinal, &table));
+    return enter(ordinal);
 }

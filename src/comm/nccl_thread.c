@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The thread of a communicator, and how a caller waits for it.
+ * Invariant: a caller waits no longer than its bound and a short grace; the
+ * communicator itself is ended once, by an abort or by the thread's end. */
+#include "comm/nccl_comm.h"
+
+#include "base/alloc.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "device/cuda_driver.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define SLICE_NS INT64_C(100000000)
+/* How long a call that was ended is waited for, and a close. */
+#define GRACE_NS INT64_C(2000000000)
+/* A call is given the time that a link of 8 MiB/s would need on top of the
+ * bound on silence, since NCCL does not tell how far it is. */
+#define BYTES_PER_MS 8192
+
+static void release(nccl__comm *c)
+{
+    bool last;
+
+    pthread_mutex_lock(&c->lock);
+    last = --c->holders == 0;
+    pthread_mutex_unlock(&c->lock);
+    if (!last)
+        return;
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->changed);
+    ferry__free(c);
+}
+
+/* ---- ending ---- */
+
+typedef struct ending {
+    nccl__comm *c;
+    ncclComm_t comm;
+} ending;
+
+static void *end_comm(void *arg)
+{
+    ending *e = arg;
+
+    e->c->lib->ncclCommAbort(e->comm);
+    release(e->c);
+    ferry__free(e);
+    return NULL;
+}
+
+/* The thread is inside a call with `comm`: another one has to end it, which
+ * may itself take long. Under the lock, which it lets go. */
+static void end_beside(nccl__comm *c)
+{
+    ending *e = ferry__alloc(sizeof(*e));
+    ncclComm_t comm = c->comm;
+    pthread_t thread;
+
+    c->comm = NULL;
+    c->holders++;
+    pthread_mutex_unlock(&c->lock);
+    if (e) {
+        *e = (ending){c, comm};
+        if (ferry__thread_start(&thread, "nccl-abort", end_comm, e) >= 0)
+            pthread_detach(thread);
+        else
+            end_comm(e);
+    } else {
+        c->lib->ncclCommAbort(comm);
+        release(c);
+    }
+    pthread_mutex_lock(&c->lock);
+}
+
+/* Under the lock. */
+static void stop(nccl__comm *c)
+{
+    if (c->stop)
+        return;
+    c->stop = true;
+    pthread_cond_broadcast(&c->changed);
+    if (c->in_library && c->comm)
+        end_beside(c);
+}
+
+/* The first failure is the answer to every later call. Under the lock. */
+static ferry_status fail(nccl__comm *c, ferry_status status, const char *line)
+{
+    if (c->failed == FERRY_OK) {
+        c->failed = status;
+        snprintf(c->failed_line, sizeof(c->failed_line), "%s", line);
+    }
+    return c->failed;
+}
+
+void ferry__nccl_comm_end(nccl__comm *c)
+{
+    ncclComm_t comm;
+
+    pthread_mutex_lock(&c->lock);
+    comm = c->comm;
+    c->comm = NULL;
+    pthread_mutex_unlock(&c->lock);
+    if (comm)
+        c->lib->ncclCommAbort(comm);
+}
+
+/* ---- the thread ---- */
+
+ferry_status ferry__nccl_comm_enter(nccl__comm *c, ncclComm_t *out)
+{
+    bool stopped;
+
+    pthread_mutex_lock(&c->lock);
+    stopped = c->stop || !c->comm;
+    if (!stopped) {
+        c->in_library = true;
+        *out = c->comm;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return stopped ? ferry_fail(FERRY_ECANCELED, "the group was aborted")
+                   : FERRY_OK;
+}
+
+void ferry__nccl_comm_leave(nccl__comm *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->in_library = false;
+    pthread_mutex_unlock(&c->lock);
+}
+
+bool ferry__nccl_comm_stopped(nccl__comm *c)
+{
+    bool stopped;
+
+    pthread_mutex_lock(&c->lock);
+    stopped = c->stop;
+    pthread_mutex_unlock(&c->lock);
+    return stopped;
+}
+
+void ferry__nccl_comm_opened(nccl__comm *c, ncclComm_t comm)
+{
+    pthread_mutex_lock(&c->lock);
+    c->comm = comm;
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Under the lock, which it lets go. */
+static void run_job(nccl__comm *c)
+{
+    nccl__job job = c->job;
+    ferry_status status;
+
+    pthread_mutex_unlock(&c->lock);
+    status = ferry__nccl_comm_stopped(c)
+                 ? ferry_fail(FERRY_ECANCELED, "the group was aborted")
+                 : ferry__nccl_job_run(c, &job);
+    /* What has failed is of no more use, and its peers should know. */
+    if (status < 0)
+        ferry__nccl_comm_end(c);
+    pthread_mutex_lock(&c->lock);
+    c->result = status;
+    snprintf(c->line, sizeof(c->line), "%s",
+             status < 0 ? ferry_last_error() : "");
+    c->state = NCCL__DONE;
+    pthread_cond_broadcast(&c->changed);
+}
+
+static void *work(void *arg)
+{
+    nccl__comm *c = arg;
+    ncclComm_t left;
+
+    if (c->memory->device > 0)
+        ferry__cuda_use(c->memory->device - 1);
+    pthread_mutex_lock(&c->lock);
+    while (!c->closing) {
+        if (c->stop && c->comm) {
+            pthread_mutex_unlock(&c->lock);
+            ferry__nccl_comm_end(c);
+            pthread_mutex_lock(&c->lock);
+        } else if (c->state == NCCL__GIVEN) {
+            run_job(c);
+        } else {
+            ferry__cond_wait_until(&c->changed, &c->lock,
+                                   ferry__now_ns() + SLICE_NS);
+        }
+    }
+    left = c->stop ? NULL : c->comm;
+    if (left)
+        c->comm = NULL;
+    pthread_mutex_unlock(&c->lock);
+    /* Unlike an abort, a destroy lets what is on its way arrive. */
+    if (left)
+        c->lib->ncclCommDestroy(left);
+    ferry__nccl_comm_end(c);
+    ferry__nccl_job_end(c);
+    pthread_mutex_lock(&c->lock);
+    c->finished = true;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    release(c);
+    return NULL;
+}
+
+/* ---- the caller ---- */
+
+/* Who may keep a call waiting: "0, 2". */
+static const char *waited_for(const nccl__comm *c, const nccl__job *job,
+                              char *out, size_t size_bytes)
+{
+    bool one = job->kind == NCCL__SEND || job->kind == NCCL__RECV ||
+               (job->kind == NCCL__BROADCAST && job->peer != c->base.rank);
+    size_t n = 0;
+
+    out[0] = '\0';
+    for (int32_t r = 0; r < c->base.world_size && n + 16 < size_bytes; r++) {
+        if (r != c->base.rank && (!one || r == job->peer))
+            n += (size_t)snprintf(out + n, size_bytes - n, "%s%d",
+                                  n ? ", " : "", r);
+    }
+    return out;
+}
+
+static ferry_status too_late(const nccl__comm *c, const nccl__job *job,
+                             ferry_status status, int64_t bound_ms)
+{
+    char ranks[128];
+
+    return ferry_fail(status,
+                      "%s: not all ranks came within %lld ms; rank %d of %d "
+                      "waited for rank %s",
+                      job->name, (long long)bound_ms, c->base.rank,
+                      c->base.world_size,
+                      waited_for(c, job, ranks, sizeof(ranks)));
+}
+
+/* Under the lock, which it lets go. */
+static ferry_status ask(nccl__comm *c, const nccl__job *job)
+{
+    ferry_status status = FERRY_OK;
+
+    if (!c->base.check)
+        return FERRY_OK;
+    pthread_mutex_unlock(&c->lock);
+    status = c->base.check(c->base.check_arg, job->name);
+    pthread_mutex_lock(&c->lock);
+    return status;
+}
+
+/* Until the job is done or was ended by an abort. Under the lock. */
+static ferry_status await(nccl__comm *c, const nccl__job *job,
+                          ferry_status late, const ferry__deadline *until)
+{
+    while (c->state != NCCL__DONE && !c->stop) {
+        int64_t at = ferry__now_ns() + SLICE_NS;
+
+        if (ferry__deadline_passed(until))
+            return too_late(c, job, late, until->bound_ms);
+        ferry__cond_wait_until(&c->changed, &c->lock,
+                               at < until->at_ns ? at : until->at_ns);
+        if (c->state != NCCL__DONE && ferry__now_ns() >= at)
+            FERRY_TRY(ask(c, job));
+    }
+    return FERRY_OK;
+}
+
+/* A call of NCCL that was ended comes back soon; a meeting cannot be ended.
+ * Under the lock. */
+static void await_end(nccl__comm *c, const nccl__job *job)
+{
+    int64_t until = ferry__now_ns() + GRACE_NS;
+
+    stop(c);
+    while (job->kind != NCCL__INIT && c->state != NCCL__DONE &&
+           ferry__now_ns() < until)
+        ferry__cond_wait_until(&c->changed, &c->lock, until);
+    if (c->state != NCCL__DONE)
+        ferry__log(FERRY_LOG_WARN,
+                   "nccl %s of rank %d: the call does not return and is left "
+                   "to its thread",
+                   job->name, c->base.rank);
+}
+
+static ferry_status finish(nccl__comm *c, const nccl__job *job,
+                           ferry_status status)
+{
+    if (status < 0) {
+        fail(c, status, ferry_last_error());
+        await_end(c, job);
+    } else if (c->state != NCCL__DONE) {
+        await_end(c, job); /* aborted meanwhile: `failed` says by whom */
+    } else if (c->result < 0) {
+        fail(c, c->result, c->line);
+        stop(c);
+    }
+    if (c->state == NCCL__DONE)
+        c->state = NCCL__IDLE;
+    return c->failed;
+}
+
+ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
+                                   int64_t timeout_ms)
+{
+    size_t moved =
+        job->in_bytes > job->out_bytes ? job->in_bytes : job->out_bytes;
+    int64_t silent_ms = c->no_progress_ms + (int64_t)(moved / BYTES_PER_MS);
+    ferry_status late = FERRY_ETIMEOUT, status;
+    ferry__deadline until;
+    char line[sizeof(c->failed_line)];
+
+    if (timeout_ms <= 0)
+        return ferry_fail(FERRY_EINVAL,
+                          "%s: timeout must be above 0 ms, got %lld", job->name,
+                          (long long)timeout_ms);
+    if (c->no_progress_ms > 0 && silent_ms < timeout_ms) {
+        late = FERRY_ENOPROGRESS;
+        timeout_ms = silent_ms;
+    }
+    until = ferry__deadline_in(timeout_ms);
+    pthread_mutex_lock(&c->lock);
+    status = c->failed;
+    if (status == FERRY_OK) {
+        c->job = *job;
+        c->state = NCCL__GIVEN;
+        pthread_cond_broadcast(&c->changed);
+        status = finish(c, job, await(c, job, late, &until));
+    }
+    snprintf(line, sizeof(line), "%s", c->failed_line);
+    pthread_mutex_unlock(&c->lock);
+    return status < 0 ? ferry__fail_line(status, line) : FERRY_OK;
+}
+
+void ferry__nccl_comm_abort(nccl__comm *c)
+{
+    char line[64];
+
+    snprintf(line, sizeof(line), "the group was aborted by rank %d",
+             c->base.rank);
+    pthread_mutex_lock(&c->lock);
+    fail(c, FERRY_ECANCELED, line);
+    stop(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- life ---- */
+
+void ferry__nccl_comm_close(nccl__comm *c)
+{
+    int64_t until = ferry__now_ns() + GRACE_NS;
+    pthread_t thread = c->thread;
+    bool finished;
+
+    pthread_mutex_lock(&c->lock);
+    c->closing = true;
+    pthread_cond_broadcast(&c->changed);
+    /* A thread that was left in a call is not waited for. */
+    while (!c->finished && c->state == NCCL__IDLE && ferry__now_ns() < until)
+        ferry__cond_wait_until(&c->changed, &c->lock, until);
+    finished = c->finished;
+    pthread_mutex_unlock(&c->lock);
+    if (finished)
+        pthread_join(thread, NULL);
+    else
+        pthread_detach(thread);
+    release(c);
+}
+
+ferry_status ferry__nccl_comm_create(const ferry__nccl_library *lib,
+                                     const ferry__group *group,
+                                     const ferry__memory *memory,
+                                     nccl__comm **out)
+{
+    nccl__comm *c = ferry__alloc(sizeof(*c));
+    ferry_status status;
+
+    if (!c)
+        return FERRY_ENOMEM;
+    c->base.rank = group->rank;
+    c->base.world_size = group->world_size;
+    c->base.check = group->check;
+    c->base.check_arg = group->check_arg;
+    c->base.memory = memory->device > 0 ? memory : NULL;
+    c->lib = lib;
+    c->memory = memory;
+    c->no_progress_ms = group->no_progress_ms;
+    c->holders = 2;
+    status = ferry__cond_init(&c->changed);
+    if (status < 0) {
+        ferry__free(c);
+        return status;
+    }
+    pthread_mutex_init(&c->lock, NULL);
+    status = ferry__thread_start(&c->thread, "nccl", work, c);
+    if (status < 0) {
+        c->holders = 1;
+        release(c);
+        return status;
+    }
+    *out = c;
+    return FERRY_OK;
+}
