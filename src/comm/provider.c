@@ -5,6 +5,7 @@
 #include "comm/provider.h"
 
 #include "base/log.h"
+#include "comm/comm_fault.h"
 #include "core/module.h"
 
 #include <stdio.h>
@@ -66,6 +67,23 @@ ferry_status ferry__provider_find(const char *name, const ferry__provider **out)
         return FERRY_OK;
     }
     return find_module(name, out);
+}
+
+ferry_status ferry__group_open(const ferry__provider *provider,
+                               ferry__store *store, const ferry__group *group,
+                               ferry__comm **out)
+{
+    ferry__comm *comm = NULL;
+    ferry_status status;
+
+    FERRY_TRY(provider->open(store, group, &comm));
+    status = ferry__comm_fault_wrap(&comm);
+    if (status < 0) {
+        ferry__comm_close(&comm);
+        return status;
+    }
+    *out = comm;
+    return FERRY_OK;
 }
 
 const char *ferry__provider_auto(void)

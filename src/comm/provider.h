@@ -65,6 +65,11 @@ typedef struct ferry__provider {
 /* FERRY_EUNKNOWN lists the known; FERRY_EBACKEND why one cannot be opened. */
 ferry_status ferry__provider_find(const char *name,
                                   const ferry__provider **out);
+/* Opens a group by a provider that was found: all ranks at once. Rules of the
+ * setting `fault` for groups hold for it (comm_fault.h). */
+ferry_status ferry__group_open(const ferry__provider *provider,
+                               ferry__store *store, const ferry__group *group,
+                               ferry__comm **out);
 /* What `auto` means on this machine: "ucx" where it is preferred, else
  * "tcp". The trainer decides, the others follow or refuse. */
 const char *ferry__provider_auto(void);

@@ -4,73 +4,28 @@
 #include "backends/fault/fault_wire.h"
 
 #include "base/clock.h"
-#include "base/config.h"
+#include "base/fault_text.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#define SLICE_MS   50
-#define FILE_BYTES 1024
+#define SLICE_MS 50
 
 static const char *const kinds[FAULT__KINDS] = {
     "delay", "stall", "corrupt", "drop",   "short",  "fail",
     "die",   "stop",  "tear",    "garble", "digest", "mute"};
 
-static bool read_number(const char *text, size_t n, uint64_t *out)
-{
-    uint64_t value = 0;
-
-    if (n == 0)
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t digit = (uint64_t)(text[i] - '0');
-
-        if (text[i] < '0' || text[i] > '9' ||
-            value > ((uint64_t)INT64_MAX - digit) / 10)
-            return false;
-        value = value * 10 + digit;
-    }
-    *out = value;
-    return true;
-}
-
-/* "5ms", "2s" or a bare number of milliseconds. */
-static bool read_time(const char *text, size_t n, int64_t *out_ms)
-{
-    uint64_t value, unit = 1;
-
-    if (n > 2 && memcmp(text + n - 2, "ms", 2) == 0) {
-        n -= 2;
-    } else if (n > 1 && text[n - 1] == 's') {
-        n -= 1;
-        unit = 1000;
-    }
-    if (!read_number(text, n, &value) || value > 86400000)
-        return false;
-    *out_ms = (int64_t)(value * unit);
-    return true;
-}
-
-static bool is_word(const char *text, size_t n, const char *word)
-{
-    return strlen(word) == n && memcmp(text, word, n) == 0;
-}
-
 /* N, "?", "sent:N", or a phase. */
 static bool read_place(const char *text, size_t n, fault__rule *r)
 {
-    if (is_word(text, n, "?")) {
+    if (ferry__fault_is_word(text, n, "?")) {
         r->anywhere = true;
         return true;
     }
-    r->where = is_word(text, n, "init")     ? FAULT__INIT
-               : is_word(text, n, "start")  ? FAULT__START
-               : is_word(text, n, "finish") ? FAULT__FINISH
-                                            : FAULT__BYTE;
+    r->where = ferry__fault_is_word(text, n, "init")     ? FAULT__INIT
+               : ferry__fault_is_word(text, n, "start")  ? FAULT__START
+               : ferry__fault_is_word(text, n, "finish") ? FAULT__FINISH
+                                                         : FAULT__BYTE;
     if (r->where != FAULT__BYTE)
         return true;
     if (n > 5 && memcmp(text, "sent:", 5) == 0) {
@@ -78,7 +33,7 @@ static bool read_place(const char *text, size_t n, fault__rule *r)
         text += 5;
         n -= 5;
     }
-    return read_number(text, n, &r->at);
+    return ferry__fault_number(text, n, &r->at);
 }
 
 static bool read_rule(const char *text, size_t n, fault__plan *plan)
@@ -89,8 +44,9 @@ static bool read_rule(const char *text, size_t n, fault__plan *plan)
     const char *place_end = equals != NULL ? equals : end;
     fault__rule r = {.where = FAULT__BYTE};
 
-    while (r.kind < FAULT__KINDS &&
-           !is_word(text, (size_t)(word_end - text), kinds[r.kind]))
+    while (
+        r.kind < FAULT__KINDS &&
+        !ferry__fault_is_word(text, (size_t)(word_end - text), kinds[r.kind]))
         r.kind++;
     if (r.kind == FAULT__KINDS || plan->n == FAULT__RULES_MAX)
         return false;
@@ -98,7 +54,7 @@ static bool read_rule(const char *text, size_t n, fault__plan *plan)
                        !read_place(at + 1, (size_t)(place_end - at) - 1, &r)))
         return false;
     if (equals != NULL &&
-        !read_time(equals + 1, (size_t)(end - equals) - 1, &r.ms))
+        !ferry__fault_time(equals + 1, (size_t)(end - equals) - 1, &r.ms))
         return false;
     /* Only a delay has no place, and only waits have a time. */
     if ((at == NULL) != (r.kind == FAULT__DELAY) ||
@@ -125,7 +81,7 @@ static bool read_selector(const char *text, size_t n, fault__plan *plan)
 
         if (n <= head || memcmp(text, words[i].word, head) != 0)
             continue;
-        if (!read_number(text + head, n - head, &value))
+        if (!ferry__fault_number(text + head, n - head, &value))
             return false;
         memcpy((char *)plan + words[i].offset, &value, sizeof(value));
         return true;
@@ -136,60 +92,27 @@ static bool read_selector(const char *text, size_t n, fault__plan *plan)
 ferry_status fault__plan_parse(const char *text, fault__plan *out)
 {
     fault__plan plan = {.rank = -1, .replica = -1};
+    const char *item;
+    size_t n;
 
-    while (*text != '\0') {
-        size_t n = strcspn(text, ", \n");
-
-        if (n > 0 && !read_selector(text, n, &plan) &&
-            !read_rule(text, n, &plan))
+    while (ferry__fault_item(&text, &item, &n)) {
+        if (!ferry__fault_is_comm(item, n) && !read_selector(item, n, &plan) &&
+            !read_rule(item, n, &plan))
             return ferry_fail(FERRY_EINVAL,
                               "setting fault: '%.*s' is no fault; see the "
                               "wrapper's README",
-                              n < 80 ? (int)n : 80, text);
-        text += n + (text[n] != '\0');
+                              n < 80 ? (int)n : 80, item);
     }
     *out = plan;
     return FERRY_OK;
 }
 
-/* A script gives a running server a new fault by writing the file anew. */
-static ferry_status read_file(const char *path, char *out)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n;
-
-    out[0] = '\0';
-    if (fd < 0 && errno == ENOENT)
-        return FERRY_OK;
-    if (fd < 0)
-        return ferry_fail(FERRY_EIO, "setting fault: %s: %s", path,
-                          strerror(errno));
-    n = read(fd, out, FILE_BYTES - 1);
-    close(fd);
-    if (n < 0)
-        return ferry_fail(FERRY_EIO, "setting fault: %s: %s", path,
-                          strerror(errno));
-    out[n] = '\0';
-    return FERRY_OK;
-}
-
 ferry_status fault__plan_read(fault__plan *out)
 {
-    const char *text = ferry__config_get(FERRY__CONFIG_FAULT);
-    char held[FILE_BYTES];
+    char held[FERRY__FAULT_TEXT_BYTES];
 
-    if (text[0] != '@')
-        return fault__plan_parse(text, out);
-    FERRY_TRY(read_file(text + 1, held));
+    FERRY_TRY(ferry__fault_text(held));
     return fault__plan_parse(held, out);
-}
-
-/* A fixed scramble of 64 bits. */
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDu;
-    x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53u;
-    return x ^ (x >> 33);
 }
 
 void fault__plan_draw(fault__plan *plan, uint64_t total)
@@ -197,7 +120,7 @@ void fault__plan_draw(fault__plan *plan, uint64_t total)
     for (size_t i = 0; i < plan->n; i++) {
         if (!plan->rules[i].anywhere || total == 0)
             continue;
-        plan->rules[i].at = mix(plan->seed * 31 + i + 1) % total;
+        plan->rules[i].at = ferry__fault_mix(plan->seed * 31 + i + 1) % total;
         plan->rules[i].anywhere = false;
     }
 }
@@ -276,5 +199,5 @@ ferry_status fault__strike(fault__plan *plan, const fault__ground *g,
 void fault__flip(const fault__plan *plan, const fault__rule *rule,
                  unsigned char *byte)
 {
-    *byte ^= (unsigned char)(1u << (mix(plan->seed ^ mix(rule->at)) & 7));
+    ferry__fault_flip(plan->seed, rule->at, byte);
 }

@@ -213,12 +213,12 @@ static ferry_status open_comm(nccl__trainer *t)
     if (t->rendezvous == NCCL__RENDEZVOUS_UNIQUE_ID) {
         g.meeting = FERRY__MEET_UNIQUE_ID;
         g.unique_id = t->unique_id;
-        return t->provider->open(NULL, &g, &t->group.comm);
+        return ferry__group_open(t->provider, NULL, &g, &t->group.comm);
     }
     g.meeting = t->ferry ? FERRY__MEET_FERRY : FERRY__MEET_VLLM_STORE;
     FERRY_TRY(ferry__store_open_checked(t->address, t->port, g.timeout_ms,
                                         nccl__trainer_check, t, &store));
-    status = t->provider->open(store, &g, &t->group.comm);
+    status = ferry__group_open(t->provider, store, &g, &t->group.comm);
     ferry__store_close(&store);
     return status;
 }

@@ -86,13 +86,13 @@ static ferry_status open_comm(nccl__worker *w,
         FERRY_TRY(ferry__nccl_id_bytes(info->nccl_unique_id_b64, id));
         g.meeting = FERRY__MEET_UNIQUE_ID;
         g.unique_id = id;
-        return provider->open(NULL, &g, &w->group.comm);
+        return ferry__group_open(provider, NULL, &g, &w->group.comm);
     }
     g.meeting = w->extras ? FERRY__MEET_FERRY : FERRY__MEET_VLLM_STORE;
     FERRY_TRY(ferry__store_open_checked(info->master_address, info->master_port,
                                         g.timeout_ms, nccl__worker_check, w,
                                         &store));
-    status = provider->open(store, &g, &w->group.comm);
+    status = ferry__group_open(provider, store, &g, &w->group.comm);
     ferry__store_close(&store);
     return status;
 }
