@@ -24,8 +24,15 @@ typedef enum cli_kind {
     CLI_TEXT,   /* const char *; borrowed from argv */
     CLI_INT,    /* int64_t within min..max */
     CLI_NUMBER, /* double, finite */
+    CLI_TEXTS,  /* cli_texts; each time one more, borrowed from argv */
     CLI_DTYPE   /* ferry_dtype */
 } cli_kind;
+
+#define CLI_TEXTS_MAX 64
+typedef struct cli_texts {
+    const char *items[CLI_TEXTS_MAX];
+    int count;
+} cli_texts;
 
 typedef struct cli_option {
     const char *name; /* without dashes */

@@ -144,6 +144,18 @@ static int take_dtype(const char *command, const cli_option *option,
     return -1;
 }
 
+static int take_one_more(const char *command, const cli_option *option,
+                         const char *text)
+{
+    cli_texts *texts = option->value;
+
+    if (texts->count == CLI_TEXTS_MAX)
+        return cli_usage(command, "--%s is given more than %d times",
+                         option->name, CLI_TEXTS_MAX);
+    texts->items[texts->count++] = text;
+    return -1;
+}
+
 /* Stores one option's value; -1, or the exit code. */
 static int take(const char *command, const cli_option *option, const char *text)
 {
@@ -158,6 +170,8 @@ static int take(const char *command, const cli_option *option, const char *text)
         return take_int(command, option, text);
     case CLI_NUMBER:
         return take_number(command, option, text);
+    case CLI_TEXTS:
+        return take_one_more(command, option, text);
     case CLI_DTYPE:
         return take_dtype(command, option, text);
     }

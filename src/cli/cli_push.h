@@ -3,15 +3,23 @@
 #ifndef FERRY_CLI_CLI_PUSH_H
 #define FERRY_CLI_CLI_PUSH_H
 
-#include <ferry/ferry.h>
+#include "cli/cli.h"
 
 typedef struct cli_push_options {
     const char *trace; /* file; NULL: none */
     const char *backend, *init_info, *version, *token, *ca;
+    const char *provider, *master_address; /* NULL: not said */
+    int64_t master_port;                   /* -1: not said */
+    cli_texts to;                          /* URLs beside the others */
     ferry_dtype dtype; /* FERRY_DTYPE_NONE: as the source has it */
-    int shared, packed, pause, json;
+    int shared, packed, no_packed, pause, json;
     int64_t rounds, timeout;
 } cli_push_options;
+
+/* The backend's init info: what was given, and what the flags say. NULL after
+ * a line that says what is wrong. */
+json_t *cli_push_init_info(const cli_push_options *options,
+                           const char *const *urls, int count);
 
 void cli_push_print(const cli_push_options *options, int64_t round,
                     const ferry_round_stats *stats);

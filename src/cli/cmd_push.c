@@ -13,11 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define URLS_MAX          64
+#define URLS_MAX          CLI_TEXTS_MAX
 #define VERSION_BYTES_MAX 256
 
-static cli_push_options options = {
-    .backend = "ipc", .dtype = FERRY_DTYPE_NONE, .rounds = 1, .timeout = 300};
+static cli_push_options options = {.backend = "ipc",
+                                   .dtype = FERRY_DTYPE_NONE,
+                                   .rounds = 1,
+                                   .timeout = 300,
+                                   .master_port = -1};
 
 static const cli_option rows[] = {
     {"backend", CLI_TEXT, &options.backend, "NAME",
@@ -29,7 +32,17 @@ static const cli_option rows[] = {
     {"shared", CLI_FLAG, &options.shared, NULL,
      "copy the source once to memory that workers read", 0, 0},
     {"packed", CLI_FLAG, &options.packed, NULL,
-     "send in chunks, one update call each", 0, 0},
+     "send several parameters in one buffer [nccl: yes]", 0, 0},
+    {"no-packed", CLI_FLAG, &options.no_packed, NULL,
+     "send each parameter by itself [ipc: yes]", 0, 0},
+    {"to", CLI_TEXTS, &options.to, "URL", "a server, as a URL after SOURCE is",
+     0, 0},
+    {"master-address", CLI_TEXT, &options.master_address, "ADDR",
+     "nccl: this host, as the servers reach it [found out]", 0, 0},
+    {"master-port", CLI_INT, &options.master_port, "N",
+     "nccl: port of the meeting; 0 picks one [0]", 0, 65535},
+    {"provider", CLI_TEXT, &options.provider, "NAME",
+     "nccl: auto, tcp, ucx or nccl [auto]", 0, 0},
     {"weight-version", CLI_TEXT, &options.version, "V",
      "label that the servers carry afterwards", 0, 0},
     {"token", CLI_TEXT, &options.token, "T",
@@ -51,60 +64,26 @@ static cli_trace *trace; /* NULL: none is written */
 static int run(int argc, char **argv);
 
 const cli_command cli_push = {
-    "push", "SOURCE URL [URL...] [OPTIONS]",
+    "push", "SOURCE URL... [OPTIONS]",
     "carry a checkpoint into one or several running servers",
     "SOURCE is a safetensors file, a folder of them, or a GGUF file (which is\n"
     "dequantised, with Hugging Face names and layout restored).\n"
+    "\n"
+    "With --backend nccl all servers join one group with this process, and "
+    "the\n"
+    "bytes leave it once, however many hosts there are.\n"
     "\n"
     "Examples:\n"
     "  ferry push ./model http://127.0.0.1:8000 --weight-version step-12\n"
     "  ferry push model.gguf http://127.0.0.1:8000 --dtype bf16 --shared\n"
     "  ferry push ./model http://127.0.0.1:8000 http://127.0.0.1:8001 "
-    "--json\n",
+    "--json\n"
+    "  ferry push ./model --backend nccl --to http://a:8000 --to "
+    "http://b:8000\n",
     run};
 
-/* The init info of the backend: what was given, and what the flags say. */
-static json_t *make_init_info(void)
-{
-    /* Another rank than 0 sends nothing by itself. */
-    static const char *const own[] = {"rank", "backend"};
-    json_error_t error;
-    json_t *info = json_object();
-
-    if (options.init_info) {
-        json_decref(info);
-        info = json_loads(options.init_info, JSON_REJECT_DUPLICATES, &error);
-        if (!json_is_object(info)) {
-            cli_usage("push", "--init-info takes a JSON object%s%s",
-                      info ? "" : ": ", info ? "" : error.text);
-            json_decref(info);
-            return NULL;
-        }
-    }
-    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-        if (json_object_get(info, own[i])) {
-            cli_usage("push", "--init-info takes no \"%s\"%s", own[i],
-                      own[i][0] == 'b' ? ", --backend says it"
-                                       : ": a push is rank 0");
-            json_decref(info);
-            return NULL;
-        }
-    if (options.packed && json_object_get(info, "packed")) {
-        cli_usage("push", "--packed and --init-info both give packed");
-        json_decref(info);
-        return NULL;
-    }
-    if (options.packed)
-        json_object_set_new(info, "packed", json_true());
-    json_object_set_new(info, "rank", json_integer(0));
-    if (!json_object_get(info, "deadline_ms"))
-        json_object_set_new(info, "deadline_ms",
-                            json_integer(options.timeout * 1000));
-    return info;
-}
-
 /* One client for all URLs. -1, or the exit code. */
-static int make_client(char **urls, int count, ferry_client *out)
+static int make_client(const char *const *urls, int count, ferry_client *out)
 {
     ferry_http_options http = FERRY_HTTP_OPTIONS_INIT;
     ferry_client clients[URLS_MAX] = {{0}};
@@ -207,26 +186,27 @@ static ferry_status open_source(const char *path, cli_source *out)
     return status;
 }
 
-static int run_with(char **args, int count, const json_t *init_info)
+static int run_with(const char *path, const char *const *urls, int count,
+                    const json_t *init_info)
 {
     cli_source source = {.source = {0}};
     ferry_client client = {0};
     char bytes[24];
     ferry_status status;
-    int code = make_client(args + 1, count - 1, &client);
+    int code = make_client(urls, count, &client);
 
     if (code >= 0)
         return code;
-    status = open_source(args[0], &source);
+    status = open_source(path, &source);
     if (status != FERRY_OK) {
         code = cli_fail("push", status);
     } else if (source.count == 0) {
-        code = cli_fail(
-            "push", ferry_fail(FERRY_EINVAL, "%s has no parameters", args[0]));
+        code = cli_fail("push",
+                        ferry_fail(FERRY_EINVAL, "%s has no parameters", path));
         cli_source_close(&source);
     } else {
         if (!options.json)
-            printf("%s: %zu parameters, %s, by %s\n", args[0], source.count,
+            printf("%s: %zu parameters, %s, by %s\n", path, source.count,
                    cli_bytes_text(bytes, sizeof(bytes), source.bytes),
                    options.backend);
         cli_flush();
@@ -251,14 +231,30 @@ static bool is_same_url(const char *a, const char *b)
 
 /* A server given twice would be told twice to begin the same round. -1, or
  * the exit code. */
-static int check_urls(char **urls, int count)
+static int check_urls(const char *const *urls, int count)
 {
-    if (count > URLS_MAX)
-        return cli_usage("push", "at most %d URLs, got %d", URLS_MAX, count);
     for (int i = 1; i < count; i++)
         for (int k = 0; k < i; k++)
             if (is_same_url(urls[i], urls[k]))
                 return cli_usage("push", "URL %s is given twice", urls[i]);
+    return -1;
+}
+
+/* URLs after SOURCE come before those of --to. -1, or the exit code. */
+static int take_urls(char **urls, int count)
+{
+    cli_texts *to = &options.to;
+
+    if (count + to->count > URLS_MAX)
+        return cli_usage("push", "at most %d URLs, got %d", URLS_MAX,
+                         count + to->count);
+    if (count + to->count == 0)
+        return cli_usage("push", "URL is missing");
+    memmove(to->items + count, to->items,
+            (size_t)to->count * sizeof(to->items[0]));
+    for (int i = 0; i < count; i++)
+        to->items[i] = urls[i];
+    to->count += count;
     return -1;
 }
 
@@ -280,7 +276,7 @@ static int check_version(const char *version)
     return -1;
 }
 
-static int open_trace(char **urls, int count)
+static int open_trace(const char *const *urls, int count)
 {
     cli_http servers[URLS_MAX];
     ferry_status status;
@@ -303,23 +299,26 @@ static int run(int argc, char **argv)
 
     if (code >= 0)
         return code;
-    if (argc - first < 2)
-        return cli_usage("push", "%s is missing",
-                         argc == first ? "SOURCE" : "URL");
-    code = check_urls(argv + first + 1, argc - first - 1);
+    if (argc == first)
+        return cli_usage("push", "SOURCE is missing");
+    code = take_urls(argv + first + 1, argc - first - 1);
+    if (code < 0)
+        code = check_urls(options.to.items, options.to.count);
     if (code < 0)
         code = check_version(options.version);
     if (code < 0)
         code = cli_ca_check("push", options.ca);
     if (code >= 0)
         return code;
-    init_info = make_init_info();
+    init_info =
+        cli_push_init_info(&options, options.to.items, options.to.count);
     if (!init_info)
         return CLI_EXIT_USAGE;
     cli_push_catch_signals();
-    code = open_trace(argv + first + 1, argc - first - 1);
+    code = open_trace(options.to.items, options.to.count);
     if (code < 0)
-        code = run_with(argv + first, argc - first, init_info);
+        code = run_with(argv[first], options.to.items, options.to.count,
+                        init_info);
     status = cli_trace_close(&trace);
     if (status != FERRY_OK && code == CLI_EXIT_OK)
         code = cli_fail("push", status);

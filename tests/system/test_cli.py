@@ -23,6 +23,7 @@ FERRY = os.environ["FERRY_BIN"]
 SOURCE = pathlib.Path(os.environ["FERRY_SOURCE_DIR"])
 COMMANDS = ["serve", "push", "generate", "info", "inspect", "verify"]
 BUILT_IN = ["nccl", "ipc", "sparse_nccl", "sharded_rdt"]
+PROVIDERS = ["tcp", "ucx", "nccl"]
 
 
 def ferry(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -137,6 +138,28 @@ def test_version() -> None:
             ["push", "m", "http://h", "--packed", "--init-info"]
             + ['{"packed":false}'],
             "both give packed",
+        ),
+        (
+            ["push", "m", "http://h", "--no-packed", "--init-info"]
+            + ['{"packed":false}'],
+            "--no-packed and --init-info both give packed",
+        ),
+        (
+            ["push", "m", "http://h", "--packed", "--no-packed"],
+            "--packed and --no-packed are both given",
+        ),
+        (
+            ["push", "m", "http://h", "--provider", "tcp", "--init-info"]
+            + ['{"provider":"ucx"}'],
+            "--provider and --init-info both give provider",
+        ),
+        (["push", "m", "--master-port", "65536", "h"], "0 to 65535, got 65536"),
+        (["push", "--to", "http://h"], "SOURCE is missing"),
+        (["push", "m", "http://h", "--to", "http://h/"], "is given twice"),
+        (["push", "m", *["--to", "http://h"] * 65], "--to is given more than"),
+        (
+            ["push", "m", "http://a", *[f"--to=http://h{i}" for i in range(64)]],
+            "at most 64 URLs, got 65",
         ),
         (["push", "m", "nonsense://h"], "nonsense"),
         (["push", "m", "http://h", "--init-info", '{"rank":1}'], '"rank"'),
@@ -370,8 +393,24 @@ def test_info_lists_four_built_ins_on_both_sides() -> None:
         assert {b["name"]: b["available"] for b in info[side]}["ipc"]
     plain = ferry("info")
     assert plain.returncode == 0
+    backends, providers = plain.stdout.split("providers:\n")
     for name in BUILT_IN:
-        assert len(re.findall(rf"^  {name} ", plain.stdout, re.M)) == 2
+        assert len(re.findall(rf"^  {name} ", backends, re.M)) == 2
+    assert re.findall(r"^  (\w+) ", providers, re.M) == PROVIDERS
+
+
+def test_info_lists_providers_and_probes_them_when_asked() -> None:
+    for extra in ([], ["--probe"]):
+        info = json.loads(ferry("info", "--json", *extra).stdout)
+        assert [p["name"] for p in info["providers"]] == PROVIDERS
+        for provider in info["providers"]:
+            assert isinstance(provider["available"], bool)
+            assert provider["available"] or provider["reason"]
+        tcp = info["providers"][0]
+        assert tcp == {"name": "tcp", "available": True, "reason": ""}
+        # Only a probe may open what it lists.
+        reasons = [p["reason"] for p in info["providers"]]
+        assert not (extra and any("--probe" in reason for reason in reasons))
 
 
 def test_info_says_why_a_backend_is_missing(tmp_path: pathlib.Path) -> None:
