@@ -9,6 +9,7 @@ C may still read is kept alive by the handle.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -20,6 +21,8 @@ from ferry.errors import (
     error_class,
     status_of,
 )
+
+logger = logging.getLogger(__name__)
 
 OK = 0
 DONE = 1
@@ -110,9 +113,15 @@ def nothing(function: Callable[..., Any]) -> Callable[..., None]:
     return call
 
 
+def _escaped(kind: Any, value: Any, trace: Any) -> None:
+    """Note an exception that met a callback outside of its own handling."""
+    if kind is not KeyboardInterrupt:  # which `interruptible` raises anew
+        logger.error("in a callback", exc_info=(kind, value, trace))
+
+
 def define(name: str, function: Callable[..., Any], error: Any) -> None:
     """Let C call `function`; `error` is for a failure in the call itself."""
-    ffi.def_extern(name=name, error=error)(function)
+    ffi.def_extern(name=name, error=error, onerror=_escaped)(function)
 
 
 # ---- memory, registries ----

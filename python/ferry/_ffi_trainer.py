@@ -47,14 +47,14 @@ class Trainer:
         self.c = ffi.new("ferry_trainer **")
         c_source = ffi.NULL if self.source is None else self.source.c
         c_info = encode(json.dumps(info))
-        with interruptible(client.cancel):
-            code = lib.ferry_trainer_init_dict(
-                encode(backend), c_info, client.c, c_source, self.c)
-        check(code, self.failures)
         # What C reads stays until the trainer is shut down, also when the
         # caller forgot to, and before the interpreter ends.
         self._finalizer = weakref.finalize(
             self, _shutdown_trainer, self.c, client, self.source)
+        with interruptible(client.cancel):
+            code = lib.ferry_trainer_init_dict(
+                encode(backend), c_info, client.c, c_source, self.c)
+        check(code, self.failures)
 
     def send(
         self,

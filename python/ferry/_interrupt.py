@@ -31,6 +31,7 @@ class interruptible:
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
         self._done = threading.Event()
+        self._interrupted = False
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
@@ -61,6 +62,9 @@ class interruptible:
         self._write.close()
         self._thread.join()
         self._read.close()
+        # Python may have raised it inside a callback, where it is lost.
+        if self._interrupted and not isinstance(value, KeyboardInterrupt):
+            raise KeyboardInterrupt
 
     def _watch(self) -> None:
         """Read signal numbers until the other end is closed."""
@@ -68,6 +72,7 @@ class interruptible:
             if self._previous >= 0:
                 self._forward(numbers)
             if signal.SIGINT in numbers:
+                self._interrupted = True
                 while not self._done.is_set():
                     self._cancel()
                     self._done.wait(REPEAT_SECONDS)
