@@ -246,6 +246,9 @@ def case_empty(run: Run) -> None:
                     noops.append(party.ms("noop"))
             finally:
                 party.close()
+            done = server.status()["rounds_finished"]
+            if done != turns + 1:
+                raise Lost(f"{done} rounds instead of {turns + 1}")
     ratio = ratios(rounds, noops)
     value = spread(rounds)["median"] / spread(noops)["median"]
     run.report.row("empty round, 2 ranks", value, "x a no-op round trip",

@@ -5,6 +5,7 @@
 #                         with the reason where that is not permitted
 #   netns_name H, netns_address H     of a host
 #   netns_in H COMMAND…   runs a command there
+#   netns_shape H MBIT    holds its link to another rate
 #   netns_cut H, netns_heal H         takes its link down and up
 #   netns_close           removes all; also done on every exit
 # Run by itself, for programs that are not shell:
@@ -45,11 +46,10 @@ netns_close() {
 
 # Both directions of a link.
 netns_shape() {
-    local host=$1 mbit=$2
-    netns_in "$host" tc qdisc add dev up0 root tbf rate "${mbit}mbit" \
-        burst 128kb latency 20ms &&
-        netns_in s tc qdisc add dev "port$host" root tbf \
-            rate "${mbit}mbit" burst 128kb latency 20ms
+    local host=$1 tbf="root tbf rate ${2}mbit burst 128kb latency 20ms"
+    # shellcheck disable=SC2086
+    netns_in "$host" tc qdisc replace dev up0 $tbf &&
+        netns_in s tc qdisc replace dev "port$host" $tbf
 }
 
 netns_link() {
