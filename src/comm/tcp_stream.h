@@ -56,6 +56,10 @@ struct tcp__stream {
     ferry__gate go;
     uint64_t round_bytes;
     tcp__carrier sender, receiver;
+    /* The piece that is being received, + 1, << 32, and how much is there:
+     * what has come is sent on before the rest has. */
+    _Atomic uint64_t under_way;
+    ferry__gate arrivals;
     atomic_bool stop;
     int stop_fd;
     /* The first failure of a thread. */

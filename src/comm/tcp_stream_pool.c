@@ -220,10 +220,15 @@ char *ferry__pool_slot(const tcp__pool *p)
     return p->data + (size_t)p->slot * p->head->slot_bytes;
 }
 
-void ferry__pool_commit(tcp__pool *p, size_t size_bytes)
+void ferry__pool_announce(tcp__pool *p, size_t size_bytes)
 {
     *entry_of(p, p->committed) =
         (tcp__pool_entry){p->slot, (uint32_t)size_bytes};
+}
+
+void ferry__pool_commit(tcp__pool *p, size_t size_bytes)
+{
+    ferry__pool_announce(p, size_bytes);
     p->held = false;
     p->committed++;
     ferry__gate_raise(&p->head->committed, p->committed);
@@ -270,24 +275,28 @@ uint64_t ferry__pool_progress(const tcp__pool *p)
 
 /* ---- readers ---- */
 
+ferry_status ferry__pool_piece(const tcp__pool *p, const tcp__cursor *at,
+                               const char **out, size_t *out_size)
+{
+    tcp__pool_entry e = *entry_of(p, at->seq);
+
+    if (e.slot >= p->head->n_slots || e.size_bytes > p->head->slot_bytes ||
+        e.size_bytes <= at->offset)
+        return ferry_fail(FERRY_EPEER,
+                          "stream: piece %u has %u bytes in slot %u", at->seq,
+                          e.size_bytes, e.slot);
+    *out = p->data + (size_t)e.slot * p->head->slot_bytes + at->offset;
+    *out_size = e.size_bytes - at->offset;
+    return FERRY_OK;
+}
+
 ferry_status ferry__pool_peek(tcp__pool *p, const tcp__cursor *at,
                               int64_t slice_ms, const char **out,
                               size_t *out_size)
 {
-    tcp__pool_entry e;
-
     if (!ferry__gate_await(&p->head->committed, at->seq + 1, slice_ms))
         return FERRY_DONE;
-    e = *entry_of(p, at->seq);
-    if (e.slot >= p->head->n_slots || e.size_bytes > p->head->slot_bytes ||
-        e.size_bytes <= at->offset)
-        return ferry_fail(FERRY_EPEER,
-                          "stream: piece %u has %u bytes in slot "
-                          "%u",
-                          at->seq, e.size_bytes, e.slot);
-    *out = p->data + (size_t)e.slot * p->head->slot_bytes + at->offset;
-    *out_size = e.size_bytes - at->offset;
-    return FERRY_OK;
+    return ferry__pool_piece(p, at, out, out_size);
 }
 
 void ferry__pool_release(tcp__pool *p, tcp__cursor *at, size_t size_bytes)

@@ -72,6 +72,8 @@ void ferry__pool_close(tcp__pool *p);
 /* Takes a slot in hand. FERRY_DONE: all are in use, for slice_ms so far. */
 ferry_status ferry__pool_acquire(tcp__pool *p, int64_t slice_ms);
 char *ferry__pool_slot(const tcp__pool *p);
+/* Says of which size the piece in hand will be; no reader looks yet. */
+void ferry__pool_announce(tcp__pool *p, size_t size_bytes);
 void ferry__pool_commit(tcp__pool *p, size_t size_bytes);
 /* Waits at most slice_ms until all readers have released all pieces. */
 bool ferry__pool_drained(tcp__pool *p, int64_t slice_ms);
@@ -85,6 +87,9 @@ uint64_t ferry__pool_progress(const tcp__pool *p);
 ferry_status ferry__pool_peek(tcp__pool *p, const tcp__cursor *at,
                               int64_t slice_ms, const char **out,
                               size_t *out_size);
+/* The same without waiting, of a piece that was committed or announced. */
+ferry_status ferry__pool_piece(const tcp__pool *p, const tcp__cursor *at,
+                               const char **out, size_t *out_size);
 void ferry__pool_release(tcp__pool *p, tcp__cursor *at, size_t size_bytes);
 
 #endif

@@ -131,20 +131,31 @@ static ferry_status await_socket(const wait *w, short events)
                 events == POLLIN ? "sent nothing more" : "took nothing more");
 }
 
-static ferry_status recv_bytes(tcp__stream *s, int32_t peer, void *bytes,
-                               size_t size)
+/* Lets the sender look; only the receiver does. */
+static void tell_arrival(tcp__stream *s, uint32_t seq, size_t bytes)
+{
+    if (s->next < 0)
+        return;
+    atomic_store(&s->under_way, (uint64_t)(seq + 1) << 32 | bytes);
+    ferry__gate_raise(&s->arrivals, ferry__gate_value(&s->arrivals) + 1);
+}
+
+static ferry_status recv_bytes(tcp__stream *s, int32_t peer, char *bytes,
+                               size_t size, bool piece)
 {
     int fd = s->c->peers[peer].fds[TCP__GROUP];
     wait w = wait_for(s, peer);
-    char *p = bytes;
+    size_t done = 0;
 
-    while (size > 0) {
-        ssize_t n = recv(fd, p, size, MSG_DONTWAIT);
+    while (done < size) {
+        ssize_t n = recv(fd, bytes + done, size - done, MSG_DONTWAIT);
 
         if (n > 0) {
-            p += n;
-            size -= (size_t)n;
+            done += (size_t)n;
             w = wait_for(s, peer);
+            /* A whole piece is told of by its commit. */
+            if (piece && done < size)
+                tell_arrival(s, s->pool.committed, done);
         } else if (n == 0) {
             return lost(s, peer, 0);
         } else if (errno == EAGAIN) {
@@ -166,26 +177,32 @@ static void count_sent(tcp__stream *s, int32_t peer, size_t n)
         c->sent_remote += n;
 }
 
-/* Head and bytes, in one call as far as they go. */
-static ferry_status send_bytes(tcp__stream *s, int32_t peer,
-                               unsigned char *head, const char *bytes,
-                               size_t size)
+/* What is to go out: `there` of `size` bytes behind the head. */
+typedef struct parcel {
+    unsigned char head[TCP__HEAD_BYTES];
+    const char *bytes;
+    size_t size, there, done; /* done: of head and bytes */
+} parcel;
+
+/* As far as it is there, head and bytes in one call. */
+static ferry_status send_parcel(tcp__stream *s, int32_t peer, parcel *p)
 {
     int fd = s->c->peers[peer].fds[TCP__GROUP];
-    size_t done = 0, total = TCP__HEAD_BYTES + size;
+    size_t began = p->done, until = TCP__HEAD_BYTES + p->there;
     wait w = wait_for(s, peer);
 
-    while (done < total) {
-        size_t h = done < TCP__HEAD_BYTES ? done : TCP__HEAD_BYTES;
+    while (p->done < until) {
+        size_t h = p->done < TCP__HEAD_BYTES ? p->done : TCP__HEAD_BYTES;
+        size_t b = p->done - h;
         struct iovec parts[2] = {
-            {head + h, TCP__HEAD_BYTES - h},
-            {(void *)(uintptr_t)(bytes ? bytes + (done - h) : NULL),
-             size - (done - h)}};
-        struct msghdr m = {.msg_iov = parts, .msg_iovlen = size ? 2 : 1};
+            {p->head + h, TCP__HEAD_BYTES - h},
+            {(void *)(uintptr_t)(p->bytes ? p->bytes + b : NULL),
+             p->there - b}};
+        struct msghdr m = {.msg_iov = parts, .msg_iovlen = p->there ? 2 : 1};
         ssize_t n = sendmsg(fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
 
         if (n >= 0) {
-            done += (size_t)n;
+            p->done += (size_t)n;
             w = wait_for(s, peer);
         } else if (errno == EAGAIN) {
             FERRY_TRY(await_socket(&w, POLLOUT));
@@ -193,23 +210,23 @@ static ferry_status send_bytes(tcp__stream *s, int32_t peer,
             return lost(s, peer, errno);
         }
     }
-    count_sent(s, peer, size);
+    count_sent(s, peer, until - (began ? began : TCP__HEAD_BYTES));
     return FERRY_OK;
 }
 
 static ferry_status send_word(tcp__stream *s, int32_t peer, uint32_t kind,
                               uint32_t round)
 {
-    unsigned char head[TCP__HEAD_BYTES];
+    parcel p = {.size = 0};
 
-    make_head(head, kind, round, 0);
-    return send_bytes(s, peer, head, NULL, 0);
+    make_head(p.head, kind, round, 0);
+    return send_parcel(s, peer, &p);
 }
 
 static ferry_status recv_head(tcp__stream *s, int32_t peer,
                               unsigned char head[TCP__HEAD_BYTES])
 {
-    FERRY_TRY(recv_bytes(s, peer, head, TCP__HEAD_BYTES));
+    FERRY_TRY(recv_bytes(s, peer, (char *)head, TCP__HEAD_BYTES, false));
     if (get_u32(head) != TCP__STREAM_OP || get_u32(head + 12) != 0)
         return fail(s, ferry_fail(FERRY_EMISMATCH,
                                   "stream: rank %d called another operation",
@@ -219,23 +236,47 @@ static ferry_status recv_head(tcp__stream *s, int32_t peer,
 
 /* ---- to the next host ---- */
 
+/* More of the piece at the cursor than `had`: all of it once it is committed,
+ * and before that what the receiver has of it. */
+static ferry_status await_bytes(tcp__stream *s, const tcp__cursor *at,
+                                size_t had, parcel *out)
+{
+    ferry__gate *committed = &s->pool.head->committed;
+
+    while (!stopped(s)) {
+        uint32_t seen = ferry__gate_value(&s->arrivals);
+        bool whole = ferry__gate_reached(committed, at->seq + 1);
+        uint64_t part = atomic_load(&s->under_way);
+
+        if (whole ||
+            ((uint32_t)(part >> 32) == at->seq + 1 && (uint32_t)part > had)) {
+            ferry_status status =
+                ferry__pool_piece(&s->pool, at, &out->bytes, &out->size);
+
+            out->there = whole ? out->size : (uint32_t)part;
+            return status < 0 ? fail(s, status) : FERRY_OK;
+        }
+        if (s->prev < 0)
+            ferry__gate_await(committed, at->seq + 1, TCP__STREAM_SLICE_MS);
+        else
+            ferry__gate_await(&s->arrivals, seen + 1, TCP__STREAM_SLICE_MS);
+    }
+    return FERRY_ECANCELED;
+}
+
 static ferry_status send_piece(tcp__stream *s, tcp__cursor *at,
                                size_t *out_size)
 {
-    unsigned char head[TCP__HEAD_BYTES];
-    const char *bytes;
-    ferry_status status;
+    parcel p = {.size = 0};
 
-    while ((status = ferry__pool_peek(&s->pool, at, TCP__STREAM_SLICE_MS,
-                                      &bytes, out_size)) == FERRY_DONE) {
-        if (stopped(s))
-            return FERRY_ECANCELED;
-    }
-    if (status < 0)
-        return fail(s, status);
-    make_head(head, TCP__PIECE, at->seq, *out_size);
-    FERRY_TRY(send_bytes(s, s->next, head, bytes, *out_size));
-    ferry__pool_release(&s->pool, at, *out_size);
+    do {
+        FERRY_TRY(await_bytes(s, at, p.there, &p));
+        if (p.done == 0)
+            make_head(p.head, TCP__PIECE, at->seq, p.size);
+        FERRY_TRY(send_parcel(s, s->next, &p));
+    } while (p.there < p.size);
+    *out_size = p.size;
+    ferry__pool_release(&s->pool, at, p.size);
     return FERRY_OK;
 }
 
@@ -335,8 +376,11 @@ static ferry_status recv_piece(tcp__stream *s, place *p, size_t *out_size)
     FERRY_TRY(recv_head(s, s->prev, head));
     FERRY_TRY(check_piece(s, head, p, out_size));
     FERRY_TRY(take_slot(s));
-    FERRY_TRY(recv_bytes(s, s->prev, ferry__pool_slot(&s->pool), *out_size));
+    ferry__pool_announce(&s->pool, *out_size);
+    FERRY_TRY(
+        recv_bytes(s, s->prev, ferry__pool_slot(&s->pool), *out_size, true));
     ferry__pool_commit(&s->pool, *out_size);
+    tell_arrival(s, s->pool.committed, 0);
     return FERRY_OK;
 }
 
