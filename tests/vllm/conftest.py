@@ -6,6 +6,7 @@ Servers take a minute to start and 3 GB each, so that one runs at a time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -41,7 +42,7 @@ from vllm_server import (  # noqa: E402
 # Longer than a block of the prefix cache, so that one which outlived its
 # weights would show, and one that fits in a block.
 PROMPTS = ([1, 2, 3, 4, 5], list(range(3, 203)))
-N_TOKENS = 12
+N_TOKENS = 8
 
 
 class Expected(NamedTuple):
@@ -76,6 +77,13 @@ class Rig:
                  expected: dict[str, Expected]) -> None:
         self.server, self.models, self.expected = server, models, expected
         self.world_size = 1 + server.tp
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """As a caller of vLLM's own trainer has to: see /pause."""
+        assert self.server.post("/pause?mode=keep").code == 200
+        yield
+        assert self.server.post("/resume").code == 200
 
     def holds(self, name: str) -> None:
         """Asserts that the server's weights and answers are those of NAME."""
@@ -112,50 +120,59 @@ class Trainer:
     """vLLM's own trainer in a process of its own (vllm_trainer.py)."""
 
     def __init__(self, folder: Path, url: str, world_size: int,
-                 folders: list[Path], wire: dict[str, Any],
-                 pace_s: float = 0.0, bound_s: float = 180) -> None:
-        plan = {
-            "url": url, "world_size": world_size, "port": free_port(),
-            "folders": [str(f) for f in folders], "wire": wire,
-            "pace_s": pace_s,
-        }
+                 wire: dict[str, Any], pace_s: float = 0.0,
+                 bound_s: float = 180) -> None:
+        plan = {"url": url, "world_size": world_size, "port": free_port(),
+                "wire": wire, "pace_s": pace_s}
         folder.mkdir(parents=True, exist_ok=True)
         self.log_path = folder / "trainer.log"
         self.log = self.log_path.open("w")
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "vllm_trainer.py"), json.dumps(plan)],
-            stdout=subprocess.PIPE, stderr=self.log, text=True,
-            stdin=subprocess.DEVNULL, env=environment(folder), cwd=folder,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+            text=True, env=environment(folder), cwd=folder,
             preexec_fn=end_with_parent,
         )
         self.bound = threading.Timer(bound_s, self.process.kill)
         self.bound.start()
 
-    def line(self) -> dict[str, Any]:
-        """The next line it says; vLLM's own log lines are passed over."""
+    def begin(self, model: Path) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{model}\n")
+        self.process.stdin.flush()
+
+    def error(self) -> str | None:
+        """What became of the init, then of each round begun."""
         assert self.process.stdout is not None
         while text := self.process.stdout.readline():
+            # vLLM's own log lines are passed over.
             if text.startswith("{"):
-                return dict(json.loads(text))
+                return json.loads(text)["error"]
         raise AssertionError(f"trainer ended:\n{self.said()}")
 
-    def wait(self, timeout: float = 120) -> int:
-        return self.process.wait(timeout)
+    def send(self, model: Path) -> str | None:
+        self.begin(model)
+        return self.error()
 
     def said(self) -> str:
         return self.log_path.read_text(errors="replace")[-4000:]
+
+    def end(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(60)
 
     def __enter__(self) -> "Trainer":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bound.cancel()
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(20)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        self.log.close()
+        self.bound.cancel()
+        for stream in (self.process.stdin, self.process.stdout, self.log):
+            if stream is not None:
+                stream.close()
 
 
 def push(source: Path, url: str, init_info: dict[str, Any], *extra: str,

@@ -4,6 +4,7 @@ between them but the library in NCCL's place."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,29 @@ WIRES: dict[str, dict[str, Any]] = {
 def test_vllms_trainer_reaches_vllms_worker(
     rig: Rig, wire: str, tmp_path: Path
 ) -> None:
-    folders = [rig.models["b"], rig.models["a"]]
-    rig.server.post("/pause?mode=keep")
-    with Trainer(tmp_path, rig.server.url, rig.world_size, folders,
+    with Trainer(tmp_path, rig.server.url, rig.world_size,
                  WIRES[wire]) as trainer:
-        assert trainer.line()["available"], trainer.said()
-        assert trainer.line()["round"] == 1
-        assert trainer.line()["round"] == 2
-        assert trainer.wait() == 0, trainer.said()
-    rig.server.post("/resume")
+        assert trainer.error() is None, trainer.said()
+        for name in ("b", "a"):
+            with rig.paused():
+                assert trainer.send(rig.models[name]) is None, trainer.said()
+            rig.holds(name)
+        assert trainer.end() == 0, trainer.said()
+
+
+def test_a_trainer_that_dies_half_way_frees_the_worker(
+    rig: Rig, tmp_path: Path
+) -> None:
+    with rig.paused():
+        with Trainer(tmp_path, rig.server.url, rig.world_size,
+                     WIRES["unpacked"], pace_s=0.5) as trainer:
+            assert trainer.error() is None, trainer.said()
+            trainer.begin(rig.models["b"])
+            time.sleep(2)
+        begin = time.monotonic()
+        with Trainer(tmp_path, rig.server.url, rig.world_size,
+                     WIRES["packed"]) as trainer:
+            assert trainer.error() is None, trainer.said()
+            assert trainer.send(rig.models["a"]) is None, trainer.said()
+        assert time.monotonic() - begin < 60
     rig.holds("a")
-    # The first of two rounds must have done something too.
-    rig.server.post("/pause?mode=keep")
-    with Trainer(tmp_path / "again", rig.server.url, rig.world_size,
-                 folders[:1], WIRES[wire]) as trainer:
-        assert trainer.wait() == 0, trainer.said()
-    rig.server.post("/resume")
-    rig.holds("b")

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's own trainer engine and client, as a program.
 
-Reads one JSON object, the plan, from the command line and prints one JSON
-line a round: {"round": N, "error": null or text}. The communicator is vLLM's
-own, over the library that VLLM_NCCL_SO_PATH names. With "pace_s" the source
-waits that long before each parameter, so that a round can be met half-way.
+The plan is one JSON object on the command line. Each line on the standard
+input is a checkpoint's folder, which is sent in one round and answered by one
+JSON line, {"error": null or text}; the first such line tells of the init. The
+communicator is vLLM's own, over the library that VLLM_NCCL_SO_PATH names.
+With "pace_s" the source waits that long before each parameter, so that a
+round can be met half-way.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +52,16 @@ class Checkpoint(WeightSource):
             yield name, tensor
 
 
-def say(**line: Any) -> None:
-    print(json.dumps(line), flush=True)
+def answer(call: Callable[[], Any]) -> None:
+    error = None
+    try:
+        call()
+    except Exception as caught:  # vLLM raises what its parts raise
+        error = f"{type(caught).__name__}: {caught}"
+    print(json.dumps({"error": error}), flush=True)
 
 
-def main() -> int:
-    plan = json.loads(sys.argv[1])
-    ferry_vllm_stand_ins.register()
-    source = Checkpoint(plan.get("pace_s", 0.0))
-    source.open(plan["folders"][0])
+def make(plan: dict[str, Any], source: Checkpoint) -> Any:
     engine = WeightTransferTrainerFactory.trainer_init(
         NCCLTrainerInitInfo(
             master_address="127.0.0.1",
@@ -70,13 +73,23 @@ def main() -> int:
         client=HTTPVLLMWeightSyncClient(plan["url"], timeout=60),
         source=source,
     )
-    group = engine.model_update_group
-    say(round=0, error=None, available=group is not None and group.available)
-    for number, folder in enumerate(plan["folders"], 1):
-        source.open(folder)
-        engine.send_weights()
-        say(round=number, error=None)
-    engine.shutdown()
+    # A library that does not load is passed over in silence by vLLM.
+    if not engine.model_update_group.available:
+        raise RuntimeError("no NCCL library")
+    return engine
+
+
+def main() -> int:
+    plan = json.loads(sys.argv[1])
+    ferry_vllm_stand_ins.register()
+    source = Checkpoint(plan["pace_s"])
+    made: list[Any] = []
+    answer(lambda: made.append(make(plan, source)))
+    for line in sys.stdin:
+        source.open(line.rstrip("\n"))
+        answer(made[0].send_weights)
+    for engine in made:
+        engine.shutdown()
     return 0
 
 
