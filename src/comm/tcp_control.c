@@ -141,6 +141,9 @@ ferry_status ferry__tcp_lost(const tcp__comm *c, const tcp__call *call,
 {
     const tcp__peer *p = &c->peers[peer];
 
+    /* What a rank told of before says more than its going. */
+    if (c->failed < 0)
+        return ferry__fail_line(c->failed, c->line);
     if (p->left)
         return ferry_fail(FERRY_EPEER, "%s: rank %d left the group", call->name,
                           peer);
