@@ -90,26 +90,24 @@ static ferry_status nccl_all_gather(ferry__comm *comm, const void *bytes,
     return ferry__nccl_comm_call(nccl_of(comm), &job, timeout_ms);
 }
 
-static ferry_status sum_one(ferry__comm *comm, const char *name,
-                            int64_t timeout_ms)
+static nccl__job sum_of_one(nccl__comm *c, const char *name)
 {
-    nccl__comm *c = nccl_of(comm);
-    nccl__job job = {.kind = NCCL__ALL_REDUCE,
-                     .name = name,
-                     .in = &c->one,
-                     .out = &c->one,
-                     .in_bytes = sizeof(c->one),
-                     .out_bytes = sizeof(c->one),
-                     .count = 1,
-                     .dtype = FERRY_DTYPE_F32,
-                     .op = FERRY__REDUCE_SUM};
-
-    return ferry__nccl_comm_call(c, &job, timeout_ms);
+    return (nccl__job){.kind = NCCL__ALL_REDUCE,
+                       .name = name,
+                       .in = &c->one,
+                       .out = &c->one,
+                       .in_bytes = sizeof(c->one),
+                       .out_bytes = sizeof(c->one),
+                       .count = 1,
+                       .dtype = FERRY_DTYPE_F32,
+                       .op = FERRY__REDUCE_SUM};
 }
 
 static ferry_status nccl_barrier(ferry__comm *comm, int64_t timeout_ms)
 {
-    return sum_one(comm, "barrier", timeout_ms);
+    nccl__job job = sum_of_one(nccl_of(comm), "barrier");
+
+    return ferry__nccl_comm_call(nccl_of(comm), &job, timeout_ms);
 }
 
 static ferry_status between(ferry__comm *comm, const nccl__job *job,
@@ -287,12 +285,11 @@ static ferry_status memory_of(const ferry__nccl_library *lib,
 static ferry_status join(nccl__comm *c, const ferry__group *g,
                          const ncclUniqueId *id, const ferry__deadline *until)
 {
-    nccl__job job = {.kind = NCCL__INIT, .name = "meeting", .id = *id};
-    int64_t left = ferry__deadline_left_ms(until);
+    nccl__job meeting = {.kind = NCCL__INIT, .name = "meeting", .id = *id};
+    nccl__job sum = sum_of_one(c, "first sum");
 
-    FERRY_TRY(ferry__nccl_comm_call(c, &job, left > 0 ? left : 1));
-    left = ferry__deadline_left_ms(until);
-    FERRY_TRY(sum_one(&c->base, "first sum", left > 0 ? left : 1));
+    FERRY_TRY(ferry__nccl_comm_call_until(c, &meeting, until));
+    FERRY_TRY(ferry__nccl_comm_call_until(c, &sum, until));
     ferry__log(FERRY_LOG_INFO, "rank %d of %d: comm nccl %s (%s), %s memory",
                g->rank, g->world_size, c->lib->text, c->lib->name,
                c->memory->name);

@@ -83,6 +83,9 @@ ferry_status ferry__nccl_comm_create(const ferry__nccl_library *lib,
 /* Gives the thread a job and waits for it; every failure ends the group. */
 ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
                                    int64_t timeout_ms);
+/* The same with a bound that was armed before. */
+ferry_status ferry__nccl_comm_call_until(nccl__comm *c, const nccl__job *job,
+                                         const ferry__deadline *until);
 void ferry__nccl_comm_abort(nccl__comm *c);
 void ferry__nccl_comm_close(nccl__comm *c);
 

@@ -302,36 +302,45 @@ static ferry_status finish(nccl__comm *c, const nccl__job *job,
     return c->failed;
 }
 
-ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
-                                   int64_t timeout_ms)
+static ferry_status give(nccl__comm *c, const nccl__job *job, ferry_status late,
+                         const ferry__deadline *until)
 {
-    size_t moved =
-        job->in_bytes > job->out_bytes ? job->in_bytes : job->out_bytes;
-    int64_t silent_ms = c->no_progress_ms + (int64_t)(moved / BYTES_PER_MS);
-    ferry_status late = FERRY_ETIMEOUT, status;
-    ferry__deadline until;
     char line[sizeof(c->failed_line)];
+    ferry_status status;
 
-    if (timeout_ms <= 0)
-        return ferry_fail(FERRY_EINVAL,
-                          "%s: timeout must be above 0 ms, got %lld", job->name,
-                          (long long)timeout_ms);
-    if (c->no_progress_ms > 0 && silent_ms < timeout_ms) {
-        late = FERRY_ENOPROGRESS;
-        timeout_ms = silent_ms;
-    }
-    until = ferry__deadline_in(timeout_ms);
     pthread_mutex_lock(&c->lock);
     status = c->failed;
     if (status == FERRY_OK) {
         c->job = *job;
         c->state = NCCL__GIVEN;
         pthread_cond_broadcast(&c->changed);
-        status = finish(c, job, await(c, job, late, &until));
+        status = finish(c, job, await(c, job, late, until));
     }
     snprintf(line, sizeof(line), "%s", c->failed_line);
     pthread_mutex_unlock(&c->lock);
     return status < 0 ? ferry__fail_line(status, line) : FERRY_OK;
+}
+
+ferry_status ferry__nccl_comm_call_until(nccl__comm *c, const nccl__job *job,
+                                         const ferry__deadline *until)
+{
+    return give(c, job, FERRY_ETIMEOUT, until);
+}
+
+ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
+                                   int64_t timeout_ms)
+{
+    size_t moved =
+        job->in_bytes > job->out_bytes ? job->in_bytes : job->out_bytes;
+    int64_t silent_ms = c->no_progress_ms + (int64_t)(moved / BYTES_PER_MS);
+    bool silent = c->no_progress_ms > 0 && silent_ms < timeout_ms;
+    ferry__deadline until = ferry__deadline_in(silent ? silent_ms : timeout_ms);
+
+    if (timeout_ms <= 0)
+        return ferry_fail(FERRY_EINVAL,
+                          "%s: timeout must be above 0 ms, got %lld", job->name,
+                          (long long)timeout_ms);
+    return give(c, job, silent ? FERRY_ENOPROGRESS : FERRY_ETIMEOUT, &until);
 }
 
 void ferry__nccl_comm_abort(nccl__comm *c)
