@@ -9,6 +9,7 @@ tensors have the model's own names and are copied in place.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 from collections.abc import Iterable
@@ -78,7 +79,11 @@ def older_start(engine: Any, update_info: dict[str, Any]) -> None:
             f"Invalid update_info for {type(engine).__name__}: field "
             f"'{_FLAG}' must be bool, got {type(flag).__name__}"
         )
-    fields = getattr(engine.update_info_cls, "__dataclass_fields__", {})
+    cls = engine.update_info_cls
+    fields = (
+        {field.name for field in dataclasses.fields(cls)}
+        if dataclasses.is_dataclass(cls) else set()
+    )
     if _FLAG not in fields:
         values.pop(_FLAG, None)
     info = engine.parse_update_info(values)
