@@ -42,6 +42,7 @@ SAME(CU_EVENT_DISABLE_TIMING, FERRY__CU_EVENT_NO_TIMES)
 # All that nccl.h wants of CUDA's own headers.
 STANDIN = {"cuda_runtime.h": "#include <stddef.h>\n"
                              "typedef struct CUstream_st *cudaStream_t;\n"
+                             "typedef struct CUevent_st *cudaEvent_t;\n"
                              "#define CUDART_VERSION 0\n",
            "cuda_fp16.h": "\n"}
 
