@@ -3,7 +3,7 @@
 # to them over `nccl`. Sourced by tests after netns_hosts.sh:
 #   fleet_models SIZE     makes $TMPDIR/a and $TMPDIR/b, one shape, other
 #                         weights; SIZE small or large (26 MB)
-#   fleet_start N [FLAGS] a server on each of hosts 1 to N
+#   fleet_start HOST [FLAGS]          a server there
 #   fleet_push MODEL HOSTS [FLAGS]    from host 0; the answer in $fleet_said
 #   fleet_holds MODEL HOSTS           every host has exactly these weights
 # HOSTS is a list of numbers in one word. Every wait is bounded.
@@ -33,23 +33,19 @@ PY
 fleet_url() { echo "http://$(netns_address "$1"):8000"; }
 
 fleet_start() {
-    local n=$1 host tries
+    local host=$1 tries
     shift
-    for host in $(seq 1 "$n"); do
-        netns_in "$host" "$FERRY_BIN" serve "$TMPDIR/a" \
-            --load-format dummy --serve-unsynced --threads 1 \
-            --host "$(netns_address "$host")" --port 8000 \
-            --port-file "$TMPDIR/port$host" \
-            --weight-transfer-config '{"backend":"nccl"}' "$@" \
-            >"$TMPDIR/serve$host" 2>&1 &
+    netns_in "$host" "$FERRY_BIN" serve "$TMPDIR/a" \
+        --load-format dummy --serve-unsynced --threads 1 \
+        --host "$(netns_address "$host")" --port 8000 \
+        --port-file "$TMPDIR/port$host" \
+        --weight-transfer-config '{"backend":"nccl"}' "$@" \
+        >"$TMPDIR/serve$host" 2>&1 &
+    for tries in $(seq 1 300); do
+        [ -s "$TMPDIR/port$host" ] && return
+        sleep 0.1
     done
-    for host in $(seq 1 "$n"); do
-        for tries in $(seq 1 300); do
-            [ -s "$TMPDIR/port$host" ] && continue 2
-            sleep 0.1
-        done
-        fail "host $host does not serve: $(tail -n 3 "$TMPDIR/serve$host")"
-    done
+    fail "host $host does not serve: $(tail -n 3 "$TMPDIR/serve$host")"
 }
 
 fleet_push() {

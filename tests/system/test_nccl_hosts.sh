@@ -11,6 +11,7 @@ cd "$FERRY_SOURCE_DIR/tests/system" || exit 1
 
 netns_open 2
 fleet_models small || fail "no models"
+fleet_start 1
 fleet_start 2
 fleet_push a "1 2" || fail "push a: $fleet_said"
 fleet_holds a "1 2"

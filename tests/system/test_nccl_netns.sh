@@ -4,17 +4,22 @@
 # A trainer and servers on 1, 2 and 4 hosts over links of their own, `nccl`:
 # every server holds what was sent (ferry verify), the trainer's link carries
 # the bytes once however many hosts there are, also when a host has two ranks
-# or two replicas. A link that is cut in mid-round ends the push within its
+# or two replicas; `tcp` and, over TCP, `ucx`. A link that is cut in mid-round ends the push within its
 # bound, by an error that names a peer; healed, the next push works.
 set -u
 cd "$FERRY_SOURCE_DIR/tests/system" || exit 1
 . ./netns_hosts.sh
 . ./netns_fleet.sh
 
+# Namespaces share one kernel, where UCX would find shared memory.
+export UCX_TLS=tcp,self
 netns_open 4 "${FERRY_NETNS_MBIT:-1000}"
 fleet_models large || fail "no models"
 bytes=$(stat -c %s "$TMPDIR/a/model.safetensors")
-fleet_start 4
+fleet_start 1
+fleet_start 2
+fleet_start 3 --data-parallel-size 2
+fleet_start 4 --tensor-parallel-size 2
 
 # ---- shaped links, 1, 2 and 4 hosts ----
 
@@ -35,6 +40,20 @@ once a "1"
 once b "1 2"
 once a "1 2 3 4"
 once b "1 2 3 4"
+
+# ---- by UCX, over TCP between the hosts ----
+
+if "$FERRY_BIN" info --probe | grep -Eq '^ +ucx +available$'; then
+    for model in a b; do
+        fleet_push "$model" "1 2 3 4" --json --provider ucx --init-info \
+            '{"no_progress_ms": 10000}' || fail "push by ucx: $fleet_said"
+        fleet_holds "$model" "1 2 3 4"
+        echo "$fleet_said" | grep -q '"path": *"[^"]*ucx[^"]*tcp' ||
+            fail "UCX uses something else than tcp: $fleet_said"
+    done
+else
+    echo "no provider ucx here"
+fi
 
 # ---- a link cut in mid-round ----
 
@@ -63,10 +82,10 @@ cut_one() {
     netns_cut "$1"
     wait $! && fail "a push over a cut link works"
     took=$((SECONDS - began))
-    said=$(cat "$TMPDIR/push")
+    said=$(grep -E '^ferry push: ' "$TMPDIR/push")
     echo "cut of host $1: $took s: $said"
     [ "$took" -le 30 ] || fail "the push took $took s to fail"
-    echo "$said" | grep -Eq 'rank [0-9]|10\.79\.0\.[0-9]+' ||
+    echo "$said" | tail -n 1 | grep -Eq 'rank [0-9]|10\.79\.0\.[0-9]+' ||
         fail "the error names no peer: $said"
     netns_heal "$1"
     # What the servers still wait for ends by the same bound.
