@@ -68,6 +68,9 @@ typedef struct ferry__comm_ops {
     /* How bytes go, in words, for status and logs: "tcp 10.0.0.2:4411",
      * "ucx rc_mlx5". NULL: the provider's name says it. */
     void (*describe)(ferry__comm *c, char *out, size_t size_bytes);
+    /* Ends the group as abort does, but the others' calls fail with this
+     * rank's words: "rank 2 failed before: …". NULL: abort. Any thread. */
+    void (*fail)(ferry__comm *c, ferry_status status, const char *line);
 } ferry__comm_ops;
 
 #define FERRY__PULL_KEY 512

@@ -251,6 +251,14 @@ static void faulty_abort(ferry__comm *c)
     f->inner->ops->abort(f->inner);
 }
 
+static void faulty_fail(ferry__comm *c, ferry_status status, const char *line)
+{
+    ferry__faulty *f = of(c);
+
+    atomic_store(&f->aborted, true);
+    f->inner->ops->fail(f->inner, status, line);
+}
+
 static void faulty_close(ferry__comm *c)
 {
     ferry__faulty *f = of(c);
@@ -281,6 +289,7 @@ static void fill(ferry__faulty *f, ferry__comm *inner)
         .pull = o->pull ? faulty_pull : NULL,
         .stream_open = o->stream_open ? ferry__faulty_stream : NULL,
         .describe = faulty_describe,
+        .fail = o->fail ? faulty_fail : NULL,
     };
     f->base = (ferry__comm){.ops = &f->ops,
                             .rank = inner->rank,

@@ -366,6 +366,15 @@ static void tcp_abort(ferry__comm *comm)
     ferry__tcp_tell(c, TCP__ABORTED, FERRY_ECANCELED, "aborted");
 }
 
+static void tcp_fail(ferry__comm *comm, ferry_status status, const char *line)
+{
+    tcp__comm *c = tcp_of(comm);
+
+    ferry__tcp_tell(c, TCP__FAILED, status, line);
+    atomic_store(&c->aborted, true);
+    eventfd_write(c->wake, 1);
+}
+
 void ferry__tcp_close(ferry__comm *comm)
 {
     tcp__comm *c = tcp_of(comm);
@@ -401,6 +410,7 @@ const ferry__comm_ops ferry__tcp_ops = {
     .close = ferry__tcp_close,
     .stream_open = ferry__tcp_stream_open,
     .describe = tcp_describe,
+    .fail = tcp_fail,
 };
 
 static ferry_status check_options(const ferry__comm_tcp_options *o)

@@ -27,6 +27,10 @@
 #define PENDING_MAX   64
 #define PENDING_MS    INT64_C(10000)
 #define ADDRESS_BYTES 300
+/* A rank listens before it tells where; one that refuses for so long, or does
+ * not answer, is gone. */
+#define CALL_MS INT64_C(10000)
+#define GONE_MS INT64_C(1500)
 
 typedef struct pending {
     int fd;
@@ -147,14 +151,18 @@ static ferry_status call_peer(meeting *m, int32_t to, int channel,
 {
     const ferry__comm_tcp_member *member = &m->o->members[to];
     char where[FERRY__TCP_TEXT_BYTES], what[ADDRESS_BYTES];
+    int64_t left = ferry__deadline_left_ms(until);
+    ferry__deadline call = ferry__deadline_in(left < CALL_MS ? left : CALL_MS);
     asker a = {m->o, what};
-    ferry__waiter w = {ask, &a, *until, what};
+    ferry__waiter w = {ask, &a, call, what};
     ferry_status status;
     int fd = -1;
 
     snprintf(what, sizeof(what), "rank %d at %.270s", to,
              ferry__tcp_text(where, member->host, member->port));
     FERRY_TRY(ferry__tcp_connect(member->host, member->port, &w, &fd));
+    /* A lower rank may itself have others to call before it answers. */
+    w.deadline = *until;
     status = shake(m, to, channel, fd, &w);
     if (status < 0) {
         close(fd);
@@ -267,10 +275,29 @@ static ferry_status name_missing(const meeting *m, int64_t bound_ms)
     return FERRY_OK;
 }
 
+/* A rank that was met and is gone again: the others will not come, if they
+ * are not on their way already. */
+static ferry_status look_at_met(const meeting *m, int64_t *gone_ns)
+{
+    for (int32_t r = 0; r < m->o->world_size; r++) {
+        int fd = m->c->peers[r].fds[TCP__CONTROL];
+
+        if (fd < 0 || !ferry__socket_hung_up(fd))
+            continue;
+        if (*gone_ns == 0)
+            *gone_ns = ferry__now_ns();
+        if (ferry__now_ns() - *gone_ns > GONE_MS * 1000000)
+            return ferry_fail(FERRY_EPEER,
+                              "rank %d left while the group was meeting", r);
+    }
+    return FERRY_OK;
+}
+
 static ferry_status await_higher(meeting *m, int listener,
                                  const ferry__deadline *until)
 {
     struct pollfd polls[PENDING_MAX + 1];
+    int64_t gone_ns = 0;
 
     while (m->missing > 0) {
         int64_t left = ferry__deadline_left_ms(until);
@@ -279,6 +306,7 @@ static ferry_status await_higher(meeting *m, int listener,
         if (left == 0)
             return name_missing(m, until->bound_ms);
         FERRY_TRY(ask(&a));
+        FERRY_TRY(look_at_met(m, &gone_ns));
         polls[0] = (struct pollfd){m->n_pending < PENDING_MAX ? listener : -1,
                                    POLLIN, 0};
         for (size_t i = 0; i < m->n_pending; i++)
