@@ -146,7 +146,8 @@ static rank_model *rank_create(const rig_options *o, int32_t rank)
 
 static ferry_status rank_worker(rank_model *m)
 {
-    ferry_worker_options wo = FERRY_WORKER_OPTIONS_INIT("ipc");
+    const char *backend = m->options->backend ? m->options->backend : "ipc";
+    ferry_worker_options wo = FERRY_WORKER_OPTIONS_INIT(backend);
 
     wo.commit = m->options->commit;
     wo.tp_rank = m->tp_rank;
@@ -588,6 +589,24 @@ static ferry_status relay_abort(void *self)
     return FERRY_OK;
 }
 
+static ferry_status relay_status(void *self, char *buffer, size_t size)
+{
+    int fd = ask(self, 0, "status", "");
+    ferry_status status;
+
+    if (fd < 0)
+        return ferry_fail(FERRY_ECONN, "rank 0 is gone");
+    status = answer(0, fd, buffer, size);
+    close(fd);
+    return status;
+}
+
+static ferry_status relay_world_size(void *self, int32_t *out_workers)
+{
+    *out_workers = ((rig *)self)->n_ranks;
+    return FERRY_OK;
+}
+
 ferry_client rig_client(rig *r)
 {
     static const ferry_client_ops ops = {.size = sizeof(ferry_client_ops),
@@ -598,7 +617,9 @@ ferry_client rig_client(rig *r)
                                          .update_weights = relay_update,
                                          .finish_weight_update = relay_finish,
                                          .cancel = relay_cancel,
-                                         .abort_weight_update = relay_abort};
+                                         .abort_weight_update = relay_abort,
+                                         .status = relay_status,
+                                         .world_size = relay_world_size};
 
     return r->options.local ? r->local_client : (ferry_client){&ops, r};
 }

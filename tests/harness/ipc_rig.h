@@ -32,6 +32,7 @@ typedef enum rig_action {
 } rig_action;
 
 typedef struct rig_options {
+    const char *backend; /* NULL: "ipc" */
     const rig_param *params;
     size_t count;
     int32_t tp_size;   /* 0 = 1 */
@@ -49,6 +50,7 @@ typedef struct rig rig;
 
 rig *rig_open(const rig_options *options);
 void rig_close(rig *r);
+/* Knows what the workers are and how many, except of local ones. */
 ferry_client rig_client(rig *r);
 pid_t rig_pid(const rig *r, int32_t rank);
 /* Kills a worker process and starts a new one in its place. */

@@ -113,7 +113,7 @@ static ferry_status trainer_init(void *self)
 
     if (!t->is_sender)
         return FERRY_OK;
-    nccl__session_close(t);
+    nccl__session_close(t, FERRY_OK);
     return nccl__session_open(t);
 }
 
@@ -123,7 +123,7 @@ static void trainer_destroy(void *self)
 
     if (!t)
         return;
-    nccl__session_close(t);
+    nccl__session_close(t, FERRY_OK);
     ferry__store_server_close(&t->server);
     ferry__free(t);
 }

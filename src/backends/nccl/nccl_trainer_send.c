@@ -226,8 +226,8 @@ static ferry_status end_group(nccl__trainer *t, ferry_status status)
 {
     char line[1024];
 
+    nccl__session_close(t, status);
     snprintf(line, sizeof(line), "%s", ferry_last_error());
-    nccl__session_close(t);
     return cause_of(t, status, line);
 }
 

@@ -283,20 +283,16 @@ static ferry_status own_words(nccl__trainer *t, ferry_status status)
 
 ferry_status nccl__session_open(nccl__trainer *t)
 {
-    char path[256], line[1024];
+    char path[256];
     ferry_status status;
 
     FERRY_TRY(prepare(t));
     FERRY_TRY(tell_workers(t));
     status = meet(t);
     if (status < 0) {
-        /* First, so that the workers stop waiting and say why. */
-        if (t->group.comm)
-            t->group.comm->ops->abort(t->group.comm);
-        status = own_words(t, status);
-        snprintf(line, sizeof(line), "%s", ferry_last_error());
-        nccl__session_close(t);
-        return ferry__fail_line(status, line);
+        /* First, so that the workers stop waiting and say what they know. */
+        nccl__session_close(t, status);
+        return own_words(t, status);
     }
     t->open = true;
     t->host->log(FERRY_LOG_INFO, "nccl: %d workers joined, %s, by %s",
@@ -305,10 +301,10 @@ ferry_status nccl__session_open(nccl__trainer *t)
     return FERRY_OK;
 }
 
-void nccl__session_close(nccl__trainer *t)
+void nccl__session_close(nccl__trainer *t, ferry_status status)
 {
     ferry__nccl_stage_close(&t->stage);
-    ferry__nccl_close(&t->group, true);
+    ferry__nccl_close(&t->group, status);
     nccl__peers_free(t);
     t->open = false;
 }

@@ -62,8 +62,9 @@ typedef struct nccl__trainer {
 /* Asks the host; `arg` is the trainer. The check of the group. */
 ferry_status nccl__trainer_check(void *arg, const char *what);
 ferry_status nccl__session_open(nccl__trainer *t);
-/* Never waits for a worker; those that wait for this rank are woken. */
-void nccl__session_close(nccl__trainer *t);
+/* Never waits for a worker. status < 0: those that wait for this rank are
+ * woken and told the last error, which stays. */
+void nccl__session_close(nccl__trainer *t, ferry_status status);
 int64_t nccl__no_progress_ms(const nccl__trainer *t);
 
 /* ---- nccl_trainer_proofs.c ---- */

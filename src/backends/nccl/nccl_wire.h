@@ -105,8 +105,9 @@ ferry_status ferry__nccl_fit_stream(ferry__nccl_group *g,
 /* "tcp 10.0.0.2:4411, shared". Returns buffer. */
 const char *ferry__nccl_path(const ferry__nccl_group *g, char *buffer,
                              size_t size_bytes);
-/* Never waits for another rank. `abort` ends what they wait for. */
-void ferry__nccl_close(ferry__nccl_group *g, bool abort);
+/* Never waits for another rank. status < 0: what they wait for ends with
+ * this thread's last error as the reason, which stays the last error. */
+void ferry__nccl_close(ferry__nccl_group *g, ferry_status status);
 
 /* ---- staging: buffers that are not the host's ---- */
 

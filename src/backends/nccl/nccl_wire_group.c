@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "device/memory.h"
 
 #include <stdio.h>
@@ -61,13 +62,21 @@ const char *ferry__nccl_path(const ferry__nccl_group *g, char *buffer,
     return buffer;
 }
 
-void ferry__nccl_close(ferry__nccl_group *g, bool abort)
+void ferry__nccl_close(ferry__nccl_group *g, ferry_status status)
 {
-    if (g->comm && abort)
-        g->comm->ops->abort(g->comm);
+    char line[1024];
+
+    snprintf(line, sizeof(line), "%s", ferry_last_error());
+    if (g->comm && status < 0) {
+        if (g->comm->ops->fail)
+            g->comm->ops->fail(g->comm, status, line);
+        else
+            g->comm->ops->abort(g->comm);
+    }
     ferry__stream_close(&g->stream);
     ferry__comm_close(&g->comm);
     g->largest = 0;
+    ferry__fail_line(status, line);
 }
 
 /* ---- staging ---- */

@@ -29,7 +29,7 @@ static ferry_status worker_init(void *self, const void *init_info)
     w->host->set_bounds(w->ctx, info->deadline_ms, info->no_progress_ms);
     status = nccl__worker_join(w, info);
     if (status < 0)
-        nccl__worker_leave(w);
+        nccl__worker_leave(w, status);
     return status;
 }
 
@@ -52,7 +52,7 @@ static void worker_shutdown(void *self)
 {
     nccl__worker *w = self;
 
-    nccl__worker_leave(w);
+    nccl__worker_leave(w, FERRY_OK);
     w->inited = false;
 }
 

@@ -5,7 +5,6 @@
  * failure ends the group, so that no other rank waits for this one. */
 #include "backends/nccl/nccl_worker_state.h"
 
-#include "base/log.h"
 #include "core/manifest.h"
 
 #include <stdio.h>
@@ -175,17 +174,13 @@ ferry_status nccl__worker_receive(void *self, const void *update_info)
     nccl__worker *w = self;
     receive r = {.w = w};
     ferry_status status;
-    char line[1024];
 
     (void)update_info;
     FERRY_TRY(check_call(w));
     r.params = w->host->declared(w->ctx, &r.count);
     status = run(&r);
-    if (status < 0) {
-        snprintf(line, sizeof(line), "%s", ferry_last_error());
-        nccl__worker_leave(w);
-        ferry__fail_line(status, line);
-    }
+    if (status < 0)
+        nccl__worker_leave(w, status);
     ferry__cuts_free(&r.cuts);
     return status;
 }

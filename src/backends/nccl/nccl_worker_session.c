@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define NO_PROGRESS_MS INT64_C(60000)
+#define STORE_MS       INT64_C(10000)
 
 static bool given(const char *text)
 {
@@ -89,9 +90,12 @@ static ferry_status open_comm(nccl__worker *w,
         return ferry__group_open(provider, NULL, &g, &w->group.comm);
     }
     g.meeting = w->extras ? FERRY__MEET_FERRY : FERRY__MEET_VLLM_STORE;
-    FERRY_TRY(ferry__store_open_checked(info->master_address, info->master_port,
-                                        g.timeout_ms, nccl__worker_check, w,
-                                        &store));
+    /* A Ferry trainer serves the store before it tells anybody of it; one
+     * that does not answer is gone. vLLM's may be about to serve. */
+    FERRY_TRY(ferry__store_open_checked(
+        info->master_address, info->master_port,
+        w->extras && g.timeout_ms > STORE_MS ? STORE_MS : g.timeout_ms,
+        nccl__worker_check, w, &store));
     status = ferry__group_open(provider, store, &g, &w->group.comm);
     ferry__store_close(&store);
     return status;
@@ -154,12 +158,10 @@ ferry_status nccl__worker_join(nccl__worker *w,
     return FERRY_OK;
 }
 
-void nccl__worker_leave(nccl__worker *w)
+void nccl__worker_leave(nccl__worker *w, ferry_status status)
 {
     ferry__nccl_stage_close(&w->stage);
-    /* Without an abort: the others learn that this rank left, and the first
-     * to fail has its own words on the control plane. */
-    ferry__nccl_close(&w->group, false);
+    ferry__nccl_close(&w->group, status);
     if (w->counted_bytes > 0)
         w->host->count_buffers(w->ctx, -(int64_t)w->counted_bytes);
     w->counted_bytes = 0;

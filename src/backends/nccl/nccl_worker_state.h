@@ -35,8 +35,9 @@ typedef struct nccl__worker {
 ferry_status nccl__worker_check(void *arg, const char *what);
 ferry_status nccl__worker_join(nccl__worker *w,
                                const ferry__nccl_init_info *info);
-/* Never waits for another rank. */
-void nccl__worker_leave(nccl__worker *w);
+/* Never waits for another rank. status < 0: the others are told the last
+ * error, which stays. */
+void nccl__worker_leave(nccl__worker *w, ferry_status status);
 
 /* ---- nccl_worker_proofs.c ---- */
 

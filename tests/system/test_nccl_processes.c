@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nccl between processes that fail, stop and die: bounded errors that name
+ * what went wrong, and the next round right with the workers that are left
+ * or were replaced.
+ * ctest: timeout=180 */
+#include "harness/ipc_rig.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Several buffers of 4000 bytes, and one tensor of many pieces. */
+static const rig_param params[] = {
+    {"p0", FERRY_DTYPE_U8, 1, {3000}, RIG_WHOLE, false},
+    {"p1", FERRY_DTYPE_BF16, 2, {40, 32}, RIG_ROWS, false},
+    {"p2", FERRY_DTYPE_BF16, 2, {40, 40}, RIG_COLS, false},
+    {"p3", FERRY_DTYPE_F32, 2, {1024, 1100}, RIG_ROWS, false},
+    {"p4", FERRY_DTYPE_U8, 1, {3100}, RIG_WHOLE, false},
+    {"p5", FERRY_DTYPE_F32, 2, {64, 13}, RIG_COLS, false},
+};
+#define N_PARAMS (sizeof(params) / sizeof(params[0]))
+
+static double seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static ferry_nccl_trainer_init_info init_info(bool packed)
+{
+    ferry_nccl_trainer_init_info info = FERRY_NCCL_TRAINER_INIT_INFO(0);
+
+    info.packed = packed;
+    info.packed_buffer_size_bytes = 4000;
+    info.provider = "tcp";
+    return info;
+}
+
+typedef struct setup {
+    rig_param params[N_PARAMS];
+    rig *r;
+    rig_source *s;
+    ferry_client client;
+    ferry_source source;
+    ferry_trainer *t;
+} setup;
+
+static void open_workers(setup *u, rig_options ro, unsigned flags,
+                         size_t trap_at)
+{
+    memset(u, 0, sizeof(*u));
+    memcpy(u->params, params, sizeof(params));
+    if (trap_at < N_PARAMS)
+        u->params[trap_at].trap = true;
+    ro.backend = "nccl";
+    ro.params = u->params;
+    ro.count = N_PARAMS;
+    u->r = rig_open(&ro);
+    u->s = rig_source_open(u->params, N_PARAMS, flags);
+    rig_source_fill(u->s, 1);
+    u->client = rig_client(u->r);
+    u->source = rig_source_of(u->s);
+}
+
+static void open_setup(setup *u, rig_options ro,
+                       ferry_nccl_trainer_init_info info, unsigned flags,
+                       size_t trap_at)
+{
+    open_workers(u, ro, flags, trap_at);
+    if (ferry_trainer_init(&info.base, &u->client, &u->source, &u->t) !=
+        FERRY_OK)
+        fail_msg("init: %s", ferry_last_error());
+}
+
+static void close_setup(setup *u)
+{
+    ferry_trainer_shutdown(&u->t);
+    rig_close(u->r);
+    rig_source_close(u->s);
+}
+
+static void send_good(setup *u, uint64_t seed)
+{
+    const char *why;
+
+    rig_source_fill(u->s, seed);
+    if (ferry_trainer_send_weights(u->t, NULL) != FERRY_OK)
+        fail_msg("send: %s", ferry_last_error());
+    why = rig_differs(u->r, seed);
+    if (why)
+        fail_msg("seed %d: %s", (int)seed, why);
+}
+
+static void send_bad(setup *u, const char *words, double most)
+{
+    double began = seconds();
+    ferry_status status = ferry_trainer_send_weights(u->t, NULL);
+
+    if (status >= 0 || !strstr(ferry_last_error(), words))
+        fail_msg("%s: %s, not %s", ferry_status_name(status),
+                 ferry_last_error(), words);
+    if (seconds() - began > most)
+        fail_msg("%.1f s, at most %.1f: %s", seconds() - began, most,
+                 ferry_last_error());
+}
+
+/* Every rank of two replicas (O-18), each form of the source, both modes. */
+static void ranks_in_processes_get_their_bytes(void **state)
+{
+    static const unsigned forms[] = {0, RIG_STRIDED, RIG_STREAM, RIG_SHARED};
+
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        rig_options ro = {.tp_size = 1 + i % 3, .replicas = 1 + (i == 3)};
+        int fds = 0;
+        setup u;
+
+        open_setup(&u, ro, init_info(i < 4), forms[i % 4], SIZE_MAX);
+        assert_non_null(strstr(rig_status(u.r, 0), "\"path\":\"tcp 127.0.0.1"));
+        for (uint64_t seed = 1; seed < 6; seed++) {
+            send_good(&u, seed);
+            if (seed == 2)
+                fds = rig_fds(u.r, 0);
+        }
+        assert_true(abs(rig_fds(u.r, 0) - fds) <= 1);
+        close_setup(&u);
+    }
+}
+
+/* O-09, O-12 (a) (b): a worker that fails at a tensor, in its own words. */
+static void o09_failing_worker_is_named_with_its_words(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        rig_options ro = {.tp_size = 2, .action = RIG_FAIL, .action_rank = 1};
+        setup u;
+
+        open_setup(&u, ro, init_info(i % 2 == 0), 0, i < 2 ? 0 : 4);
+        send_bad(&u, "trap sprung", 3);
+        send_bad(&u, "trap sprung", 3);
+        close_setup(&u);
+    }
+}
+
+/* O-12 (c): SIGKILL in the middle, then a new worker in its place. */
+static void o12_killed_worker_and_its_replacement(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_THREAD__)
+    skip(); /* it cannot follow a fork beside the trainer's threads */
+#endif
+    for (int i = 0; i < 2; i++) {
+        rig_options ro = {
+            .tp_size = 1 + i, .action = RIG_KILL, .action_rank = 0};
+        setup u;
+
+        open_setup(&u, ro, init_info(true), 0, 2);
+        send_bad(&u, "rank ", 3);
+        close_setup(&u);
+    }
+    for (int i = 0; i < 2; i++) {
+        rig_options ro = {.tp_size = 2};
+        setup u;
+
+        open_setup(&u, ro, init_info(true), 0, SIZE_MAX);
+        send_good(&u, 1);
+        rig_restart(u.r, i);
+        send_bad(&u, "", 3);
+        send_good(&u, 2);
+        send_good(&u, 3);
+        close_setup(&u);
+    }
+}
+
+/* A worker that is stopped, with its sockets open: only the bound on silence
+ * can tell. Once it goes on, the next round works (J1). */
+static void stopped_worker_is_bounded(void **state)
+{
+    rig_options ro = {.tp_size = 2};
+    ferry_nccl_trainer_init_info info = init_info(true);
+    setup u;
+
+    (void)state;
+    info.base.no_progress_ms = 700;
+    open_setup(&u, ro, info, 0, SIZE_MAX);
+    send_good(&u, 1);
+    kill(rig_pid(u.r, 1), SIGSTOP);
+    send_bad(&u, "700 ms", 2.5);
+    kill(rig_pid(u.r, 1), SIGCONT);
+    send_good(&u, 2);
+    close_setup(&u);
+}
+
+/* O-13: slow is not silent; silent is told from slow. */
+static void o13_progress_decides_not_the_length(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        bool silent = i >= 2;
+        rig_options ro = {.tp_size = 1,
+                          .action = RIG_SLEEP,
+                          .action_rank = -1,
+                          .trap_ms = silent ? 1500 : 300};
+        ferry_nccl_trainer_init_info info = init_info(i % 2);
+        setup u;
+
+        info.base.no_progress_ms = 600;
+        open_setup(&u, ro, info, 0, 1);
+        if (silent)
+            send_bad(&u, "no progress", 1.6);
+        else
+            send_good(&u, 2);
+        close_setup(&u);
+    }
+}
+
+/* O-19: a second trainer takes over, from one that lives and from one that
+ * was killed in the middle; descriptors stay as they are. */
+static void die_in_the_middle(rig *r)
+{
+    ferry_nccl_trainer_init_info info = init_info(true);
+    rig_source *s = rig_source_open(params, N_PARAMS, 0);
+    ferry_client client = rig_client(r);
+    ferry_source source = rig_source_of(s);
+    ferry_trainer *t = NULL;
+
+    rig_source_fill(s, 3);
+    if (ferry_trainer_init(&info.base, &client, &source, &t) < 0)
+        _exit(9);
+    for (;;)
+        ferry_trainer_send_weights(t, NULL);
+}
+
+static void o19_killed_trainer_and_the_next_one(void **state)
+{
+    rig_options ro = {.tp_size = 2};
+    ferry_nccl_trainer_init_info info = init_info(true);
+    int fds = 0;
+    setup u;
+
+    (void)state;
+    open_workers(&u, ro, 0, SIZE_MAX);
+    for (int turn = 0; turn < 12; turn++) {
+        pid_t child = fork();
+        int how;
+
+        if (child == 0)
+            die_in_the_middle(u.r);
+        usleep((useconds_t)(40000 + 3700 * turn));
+        kill(child, SIGKILL);
+        waitpid(child, &how, 0);
+        assert_true(WIFSIGNALED(how));
+        if (turn == 4)
+            fds = rig_fds(u.r, 0);
+    }
+    if (ferry_trainer_init(&info.base, &u.client, &u.source, &u.t) != FERRY_OK)
+        fail_msg("init: %s", ferry_last_error());
+    send_good(&u, 9);
+    assert_true(rig_fds(u.r, 0) <= fds + 6);
+    close_setup(&u);
+}
+
+static void o19_second_trainer_takes_over(void **state)
+{
+    rig_options ro = {.tp_size = 2};
+    ferry_nccl_trainer_init_info info = init_info(true);
+    ferry_trainer *other = NULL;
+    int fds = 0;
+    setup u;
+
+    (void)state;
+    open_setup(&u, ro, info, 0, SIZE_MAX);
+    send_good(&u, 1);
+    for (int i = 0; i < 20; i++) {
+        if (ferry_trainer_init(&info.base, &u.client, &u.source, &other) !=
+            FERRY_OK)
+            fail_msg("init: %s", ferry_last_error());
+        rig_source_fill(u.s, 7);
+        assert_int_equal(ferry_trainer_send_weights(other, NULL), FERRY_OK);
+        assert_null(rig_differs(u.r, 7));
+        ferry_trainer_shutdown(&other);
+        if (i == 1)
+            fds = rig_fds(u.r, 0);
+    }
+    assert_true(rig_fds(u.r, 0) <= fds + 1);
+    /* The first one's group is gone: one round fails, the next works. */
+    send_bad(&u, "", 3);
+    send_good(&u, 8);
+    close_setup(&u);
+}
+
+/* With staged commits a failed round changes not one byte. */
+static void staged_failure_changes_nothing(void **state)
+{
+    rig_options ro = {.tp_size = 2, .commit = FERRY_COMMIT_STAGED};
+    setup u;
+
+    (void)state;
+    open_setup(&u, ro, init_info(true), 0, SIZE_MAX);
+    send_good(&u, 1);
+    rig_source_fill(u.s, 2);
+    rig_source_misname(u.s, 4);
+    assert_int_equal(ferry_trainer_send_weights(u.t, NULL), FERRY_EMISMATCH);
+    assert_null(rig_differs(u.r, 1));
+    rig_source_misname(u.s, SIZE_MAX);
+    send_good(&u, 3);
+    close_setup(&u);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_in_processes_get_their_bytes),
+        cmocka_unit_test(o09_failing_worker_is_named_with_its_words),
+        cmocka_unit_test(o12_killed_worker_and_its_replacement),
+        cmocka_unit_test(stopped_worker_is_bounded),
+        cmocka_unit_test(o13_progress_decides_not_the_length),
+        cmocka_unit_test(o19_killed_trainer_and_the_next_one),
+        cmocka_unit_test(o19_second_trainer_takes_over),
+        cmocka_unit_test(staged_failure_changes_nothing),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
