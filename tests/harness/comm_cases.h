@@ -22,6 +22,7 @@ typedef struct comm_maker {
     ferry_status (*make)(comm_group *g, int32_t world_size, size_t slot_bytes);
     ferry_status (*open)(comm_group *g, int32_t rank, ferry__comm **out);
     bool moves_only; /* the cases that move bytes, not the failures */
+    bool no_pull;    /* the provider has no one-sided reads */
     void (*drop)(comm_group *g); /* in the process that made it */
 } comm_maker;
 

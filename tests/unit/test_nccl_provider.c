@@ -96,13 +96,17 @@ static ferry_status open_rank(comm_group *g, int32_t rank, ferry__comm **out)
     return status;
 }
 
-static const comm_maker ferry_maker = {
-    .name = "nccl", .make = make, .open = open_rank, .drop = drop};
+static const comm_maker ferry_maker = {.name = "nccl",
+                                       .make = make,
+                                       .open = open_rank,
+                                       .drop = drop,
+                                       .no_pull = true};
 static const comm_maker other_maker = {.name = "nccl_moves",
                                        .make = make,
                                        .open = open_rank,
                                        .drop = drop,
-                                       .moves_only = true};
+                                       .moves_only = true,
+                                       .no_pull = true};
 
 /* ---- alone ---- */
 
