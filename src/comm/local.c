@@ -406,6 +406,7 @@ static void local_close(ferry__comm *comm)
     local__comm *c = local_of(comm);
     local__rank *mine = &c->ranks[comm->rank];
 
+    ferry__local_unexpose_all(c);
     if (atomic_load(&mine->owner) == c->owner)
         atomic_store(&mine->state, LOCAL__LEFT);
     ferry__local_wake_all(c);
@@ -425,4 +426,7 @@ const ferry__comm_ops ferry__local_ops = {
     .recv = local_recv,
     .abort = local_abort,
     .close = local_close,
+    .expose = ferry__local_expose,
+    .unexpose = ferry__local_unexpose,
+    .pull = ferry__local_pull,
 };

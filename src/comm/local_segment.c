@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define MAGIC        0x4d4d4f43u /* "COMM" */
-#define VERSION      1u
+#define VERSION      2u
 #define PAGE         4096u
 #define WORLD_MAX    256
 #define SLOT_DEFAULT ((size_t)1 << 20)
@@ -378,6 +378,16 @@ ferry_status ferry__local_enter(local__comm *c, const char *name,
     return FERRY_OK;
 }
 
+ferry_status ferry__local_ask(local__comm *c, const local__call *call,
+                              int32_t peer)
+{
+    if (atomic_load(&c->header->aborted) != 0)
+        return fail_aborted(c, call->name);
+    if (c->base.check)
+        FERRY_TRY(c->base.check(c->base.check_arg, call->name));
+    return look_at(c, call->name, peer);
+}
+
 ferry_status ferry__local_await(local__comm *c, const local__call *call,
                                 ferry__gate *gate, uint32_t want, int32_t peer)
 {
@@ -387,11 +397,9 @@ ferry_status ferry__local_await(local__comm *c, const local__call *call,
 
         if (ferry__gate_await(gate, want, left < SLICE_MS ? left : SLICE_MS))
             break;
-        if (atomic_load(&c->header->aborted) != 0)
-            return fail_aborted(c, call->name);
-        status = look_at(c, call->name, peer);
+        status = ferry__local_ask(c, call, peer);
         /* It may have come just before it went. */
-        if (ferry__gate_reached(gate, want))
+        if (status == FERRY_EPEER && ferry__gate_reached(gate, want))
             break;
         FERRY_TRY(status);
         if (ferry__deadline_passed(&call->deadline))

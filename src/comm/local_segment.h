@@ -39,6 +39,14 @@ typedef struct local__tag {
     uint64_t size_bytes;
 } local__tag;
 
+/* Memory of its own that a rank lets the others read. */
+#define LOCAL__EXPOSED 64
+
+typedef struct local__exposed {
+    _Atomic uint64_t serial; /* 0: none; never the same again */
+    _Atomic uint64_t address, size_bytes;
+} local__exposed;
+
 typedef struct local__rank {
     ferry__gate posted; /* steps whose slot is filled */
     ferry__gate done;   /* steps that this rank needs no slot of any more */
@@ -48,6 +56,7 @@ typedef struct local__rank {
     _Atomic uint64_t started; /* of the process, so that a reused pid is not
                                  taken for it */
     local__tag tags[2];
+    local__exposed exposed[LOCAL__EXPOSED];
 } local__rank;
 
 typedef struct local__pair {
@@ -66,6 +75,7 @@ typedef struct local__comm {
     size_t slot_bytes, pair_bytes;
     uint32_t step;
     uint32_t owner;
+    uint64_t serial;     /* of the last memory that was exposed */
     ferry_status failed; /* of this rank, for good */
     char line[1024];
 } local__comm;
@@ -90,6 +100,22 @@ ferry_status ferry__local_await(local__comm *c, const local__call *call,
 /* Records a failure for good and tells the others. Returns status. */
 ferry_status ferry__local_break(local__comm *c, ferry_status status);
 void ferry__local_wake_all(local__comm *c);
+/* FERRY_OK to go on waiting for `peer`; else that it is gone, that the group
+ * was aborted, or what the owner's check says. */
+ferry_status ferry__local_ask(local__comm *c, const local__call *call,
+                              int32_t peer);
+
+/* ---- local_pull.c ---- */
+
+ferry_status ferry__local_expose(ferry__comm *comm, void *bytes,
+                                 size_t size_bytes, void *out_key,
+                                 size_t *out_key_bytes);
+void ferry__local_unexpose(ferry__comm *comm, void *bytes);
+ferry_status ferry__local_pull(ferry__comm *comm, void *bytes,
+                               size_t size_bytes, int32_t from, const void *key,
+                               size_t key_bytes, uint64_t offset,
+                               int64_t timeout_ms);
+void ferry__local_unexpose_all(local__comm *c);
 
 /* The table of local groups (local.c). */
 extern const ferry__comm_ops ferry__local_ops;
