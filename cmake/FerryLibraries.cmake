@@ -42,6 +42,11 @@ if(FERRY_WORKER)
     file(GLOB FERRY_GGML_HINTS
         "${PROJECT_BINARY_DIR}/venv/lib/python3*/site-packages/libggml/lib*/cmake/ggml"
         "${PROJECT_SOURCE_DIR}/build/venv/lib/python3*/site-packages/libggml/lib*/cmake/ggml")
+    # Where a Python package is built, its environment is a prefix.
+    foreach(prefix IN LISTS CMAKE_PREFIX_PATH)
+        file(GLOB found "${prefix}/libggml/lib*/cmake/ggml")
+        list(APPEND FERRY_GGML_HINTS ${found})
+    endforeach()
     find_package(ggml CONFIG QUIET)
     if(NOT ggml_FOUND)
         find_package(ggml CONFIG QUIET PATHS ${FERRY_GGML_HINTS}
