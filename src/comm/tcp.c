@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "comm/reduce.h"
 #include "comm/tcp_address.h"
+#include "comm/tcp_pull.h"
 #include "comm/tcp_stream.h"
 #include "comm/tcp_tree.h"
 
@@ -380,6 +381,7 @@ void ferry__tcp_close(ferry__comm *comm)
     tcp__comm *c = tcp_of(comm);
 
     ferry__tcp_tell(c, TCP__LEFT, FERRY_OK, "");
+    ferry__tcp_pulls_close(c);
     for (int32_t r = 0; r < FERRY__COMM_TCP_WORLD; r++) {
         for (int ch = 0; ch < TCP__CHANNELS; ch++) {
             if (c->peers[r].fds[ch] >= 0)
@@ -408,6 +410,9 @@ const ferry__comm_ops ferry__tcp_ops = {
     .recv = tcp_recv,
     .abort = tcp_abort,
     .close = ferry__tcp_close,
+    .expose = ferry__tcp_expose,
+    .unexpose = ferry__tcp_unexpose,
+    .pull = ferry__tcp_pull,
     .stream_open = ferry__tcp_stream_open,
     .describe = tcp_describe,
     .fail = tcp_fail,
@@ -450,6 +455,7 @@ static tcp__comm *create(const ferry__comm_tcp_options *o)
     }
     for (int32_t r = 0; r < o->world_size; r++)
         c->host_ids[r] = o->members[r].host_id;
+    snprintf(c->host, sizeof(c->host), "%s", o->members[o->rank].host);
     ferry__tcp_text(c->where, o->members[o->rank].host,
                     o->members[o->rank].port);
     return c;
@@ -468,6 +474,9 @@ ferry_status ferry__comm_tcp_open(const ferry__comm_tcp_options *options,
     c = create(options);
     if (!c)
         return FERRY_ENOMEM;
+    if (ferry__tcp_local_host(listener, c->bind, sizeof(c->bind)) < 0 ||
+        strcmp(c->bind, "0.0.0.0") == 0 || strcmp(c->bind, "::") == 0)
+        c->bind[0] = '\0';
     status = c->wake < 0
                  ? ferry_fail(FERRY_EIO, "tcp group: no event descriptor")
                  : ferry__tcp_meet(c, options, listener, timeout_ms);

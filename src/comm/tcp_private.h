@@ -51,11 +51,14 @@ struct tcp__comm {
     uint64_t generation;
     int64_t no_progress_ms;
     char where[FERRY__COMM_TCP_HOST + 16]; /* this rank listened there */
+    char host[FERRY__COMM_TCP_HOST]; /* the others reach this rank by it */
+    char bind[FERRY__COMM_TCP_HOST]; /* "": every address */
+    struct tcp__pulls *pulls;        /* NULL until one is needed */
     uint64_t host_ids[FERRY__COMM_TCP_WORLD];
     tcp__peer peers[FERRY__COMM_TCP_WORLD];
     _Atomic uint64_t sent_remote, sent_local; /* a stream's thread adds too */
-    uint32_t sequence; /* of collectives */
-    int wake;          /* event descriptor: aborted by this rank */
+    uint32_t sequence;                        /* of collectives */
+    int wake; /* event descriptor: aborted by this rank */
     atomic_bool aborted;
     pthread_mutex_t lock;
     ferry_status failed;
