@@ -401,6 +401,137 @@ static void different_operations_are_refused(void **state)
     assert_int_equal(run_ranks(2, 0, mismatch_body, 0), 0);
 }
 
+/* ---- pull ---- */
+
+#define PULL_BYTES ((size_t)3 << 20)
+
+typedef struct pull_key {
+    size_t bytes;
+    unsigned char key[FERRY__PULL_KEY];
+} pull_key;
+
+/* The key goes from rank 0 to all others. */
+static ferry_status share_key(ferry__comm *c, void *bytes, size_t size,
+                              pull_key *key)
+{
+    memset(key, 0, sizeof(*key));
+    if (c->rank == 0)
+        FERRY_TRY(c->ops->expose(c, bytes, size, key->key, &key->bytes));
+    return c->ops->broadcast(c, key, sizeof(*key), 0, T);
+}
+
+static bool pulled_right(const unsigned char *got, size_t from, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (got[i] != byte_of(77, from + i))
+            return false;
+    }
+    return true;
+}
+
+/* Rank 0 is in no call while the others pull; they all pull at once. */
+static int pull_body(ferry__comm *c)
+{
+    static const size_t parts[][2] = {
+        {0, PULL_BYTES}, {0, 1}, {4097, 100001}, {PULL_BYTES - 1, 1}, {9, 0}};
+    unsigned char *bytes = malloc(PULL_BYTES);
+    pull_key key;
+
+    for (size_t i = 0; i < PULL_BYTES; i++)
+        bytes[i] = c->rank == 0 ? byte_of(77, i) : 0;
+    CHECK(share_key(c, bytes, PULL_BYTES, &key) == FERRY_OK);
+    if (c->rank == 0)
+        usleep(300000);
+    for (size_t p = 0; c->rank > 0 && p < sizeof(parts) / sizeof(*parts); p++) {
+        CHECK(c->ops->pull(c, bytes, parts[p][1], 0, key.key, key.bytes,
+                           parts[p][0], T) == FERRY_OK);
+        CHECK(pulled_right(bytes, parts[p][0], parts[p][1]));
+    }
+    CHECK(c->ops->barrier(c, T) == FERRY_OK);
+    if (c->rank == 0)
+        c->ops->unexpose(c, bytes);
+    CHECK(c->ops->barrier(c, T) == FERRY_OK);
+    free(bytes);
+    return 0;
+}
+
+static void exposed_memory_is_pulled_without_a_call(void **state)
+{
+    (void)state;
+    if (maker->no_pull)
+        skip();
+    for (int32_t world = 2; world <= WORLD_MAX; world++)
+        assert_int_equal(run_ranks(world, 4096, pull_body, 0), 0);
+}
+
+/* What cannot be right is refused before a byte moves, and the group lives. */
+static int wrong_pull_body(ferry__comm *c)
+{
+    unsigned char bytes[100] = {0}, before[100] = {0};
+    pull_key key;
+
+    CHECK(c->ops->expose(c, NULL, 4, key.key, &key.bytes) == FERRY_EINVAL);
+    CHECK(share_key(c, bytes, sizeof(bytes), &key) == FERRY_OK);
+    if (c->rank > 0) {
+        CHECK(c->ops->pull(c, bytes, 1, c->rank, key.key, key.bytes, 0, T) ==
+              FERRY_EINVAL);
+        CHECK(c->ops->pull(c, bytes, 1, 99, key.key, key.bytes, 0, T) ==
+              FERRY_EINVAL);
+        CHECK(c->ops->pull(c, bytes, 1, 0, key.key, 3, 0, T) == FERRY_EINVAL);
+        CHECK(c->ops->pull(c, bytes, 1, 0, bytes, key.bytes, 0, T) ==
+              FERRY_EINVAL);
+        CHECK(c->ops->pull(c, bytes, 101, 0, key.key, key.bytes, 0, T) ==
+              FERRY_EINVAL);
+        CHECK(strstr(ferry_last_error(), "exposes 100"));
+        CHECK(c->ops->pull(c, bytes, 2, 0, key.key, key.bytes, UINT64_MAX, T) ==
+              FERRY_EINVAL);
+        CHECK(c->ops->pull(c, bytes, 1, 0, key.key, key.bytes, 0, 0) ==
+              FERRY_EINVAL);
+        CHECK(memcmp(bytes, before, sizeof(bytes)) == 0);
+    }
+    CHECK(c->ops->barrier(c, T) == FERRY_OK);
+    return 0;
+}
+
+static void wrong_pulls_are_refused(void **state)
+{
+    (void)state;
+    if (maker->no_pull)
+        skip();
+    assert_int_equal(run_ranks(3, 4096, wrong_pull_body, 0), 0);
+}
+
+static int killed_pull_body(ferry__comm *c)
+{
+    size_t size = (size_t)1 << 20;
+    unsigned char *bytes = calloc(1, size);
+    int64_t began = ferry__now_ns();
+    ferry_status status = FERRY_OK;
+    pull_key key;
+
+    CHECK(share_key(c, bytes, size, &key) == FERRY_OK);
+    if (c->rank == 0) {
+        usleep(50000);
+        raise(SIGKILL);
+    }
+    while (status == FERRY_OK)
+        status = c->ops->pull(c, bytes, size, 0, key.key, key.bytes, 0, T);
+    CHECK(status == FERRY_EPEER);
+    CHECK(strstr(ferry_last_error(), "rank 0"));
+    CHECK(ferry__now_ns() - began < INT64_C(2000000000));
+    CHECK(c->ops->barrier(c, T) == FERRY_EPEER);
+    free(bytes);
+    return 0;
+}
+
+static void killed_exposer_is_named(void **state)
+{
+    (void)state;
+    if (maker->no_pull)
+        skip();
+    assert_int_equal(run_ranks(2, 4096, killed_pull_body, 1), 0);
+}
+
 /* Ranks may be threads of one process as well. */
 typedef struct threaded {
     comm_group *group;
@@ -416,6 +547,8 @@ static void *thread_rank(void *arg)
     t->rc = 1;
     if (maker->open(t->group, t->rank, &c) == FERRY_OK)
         t->rc = mixed_body(c);
+    if (t->rc == 0)
+        t->rc = pull_body(c);
     ferry__comm_close(&c);
     return NULL;
 }
@@ -475,6 +608,9 @@ int comm_cases_run(const comm_maker *m)
         cmocka_unit_test(timeout_names_operation_rank_and_bound),
         cmocka_unit_test(abort_wakes_all),
         cmocka_unit_test(different_operations_are_refused),
+        cmocka_unit_test(exposed_memory_is_pulled_without_a_call),
+        cmocka_unit_test(wrong_pulls_are_refused),
+        cmocka_unit_test(killed_exposer_is_named),
         cmocka_unit_test(ranks_may_be_threads),
         cmocka_unit_test(small_all_reduce_is_quick),
     };
@@ -482,6 +618,7 @@ int comm_cases_run(const comm_maker *m)
     const struct CMUnitTest moves[] = {
         cmocka_unit_test(bodies_hold_at_every_world_size),
         cmocka_unit_test(large_all_reduce_is_exact),
+        cmocka_unit_test(exposed_memory_is_pulled_without_a_call),
     };
 
     maker = m;
