@@ -234,7 +234,8 @@ ferry_status ferry__memory_cuda(int32_t ordinal, const ferry__memory **out)
                           "cuda device %d of %d (at most %d are used)", ordinal,
                           bound->n_devices, N_ORDINALS);
     pthread_mutex_lock(&lock);
-    cuda = bound;
+    if (!cuda)
+        cuda = bound;
     if (!contexts[ordinal])
         status = retain(ordinal);
     pthread_mutex_unlock(&lock);
