@@ -73,31 +73,36 @@ static ferry_status digest_cuts(ferry__cuts *cuts)
     return FERRY_OK;
 }
 
+static void warn_of_large(const ferry_param_meta *params, size_t count,
+                          uint64_t limit)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bytes = ferry__meta_bytes(&params[i]);
+        if (bytes <= limit)
+            continue;
+        ferry__log(FERRY_LOG_WARN,
+                   "parameter %s alone has %llu bytes, more than the buffer "
+                   "limit of %llu",
+                   params[i].name, (unsigned long long)bytes,
+                   (unsigned long long)limit);
+        return;
+    }
+}
+
 static ferry_status cut_all(cutter *c, ferry__cut_rule rule,
                             const ferry_param_meta *params, size_t count,
                             uint64_t limit)
 {
-    bool warned = false;
-    for (size_t i = 0; i < count; i++) {
-        uint64_t bytes = ferry__meta_bytes(&params[i]);
-        if (rule != FERRY__CUT_EACH && bytes > limit && !warned) {
-            warned = true;
-            ferry__log(FERRY_LOG_WARN,
-                       "parameter %s alone has %llu bytes, more than the "
-                       "buffer limit of %llu",
-                       params[i].name, (unsigned long long)bytes,
-                       (unsigned long long)limit);
-        }
-        FERRY_TRY(put(c, rule, bytes, limit));
-    }
+    for (size_t i = 0; i < count; i++)
+        FERRY_TRY(put(c, rule, ferry__meta_bytes(&params[i]), limit));
     if (c->open_count > 0)
         FERRY_TRY(flush(c));
     return digest_cuts(&c->cuts);
 }
 
-ferry_status ferry__cuts_make(ferry__cut_rule rule,
-                              const ferry_param_meta *params, size_t count,
-                              uint64_t limit_bytes, ferry__cuts *out)
+ferry_status ferry__cuts_again(ferry__cut_rule rule,
+                               const ferry_param_meta *params, size_t count,
+                               uint64_t limit_bytes, ferry__cuts *out)
 {
     cutter c;
     if (limit_bytes == 0 && rule != FERRY__CUT_EACH)
@@ -110,6 +115,16 @@ ferry_status ferry__cuts_make(ferry__cut_rule rule,
         return st;
     }
     *out = c.cuts;
+    return FERRY_OK;
+}
+
+ferry_status ferry__cuts_make(ferry__cut_rule rule,
+                              const ferry_param_meta *params, size_t count,
+                              uint64_t limit_bytes, ferry__cuts *out)
+{
+    FERRY_TRY(ferry__cuts_again(rule, params, count, limit_bytes, out));
+    if (rule != FERRY__CUT_EACH)
+        warn_of_large(params, count, limit_bytes);
     return FERRY_OK;
 }
 

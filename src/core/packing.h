@@ -28,6 +28,11 @@ typedef struct ferry__cuts {
 ferry_status ferry__cuts_make(ferry__cut_rule rule,
                               const ferry_param_meta *params, size_t count,
                               uint64_t limit_bytes, ferry__cuts *out);
+/* The same without the warning: for rounds after the first, and for the end
+ * that only follows. */
+ferry_status ferry__cuts_again(ferry__cut_rule rule,
+                               const ferry_param_meta *params, size_t count,
+                               uint64_t limit_bytes, ferry__cuts *out);
 void ferry__cuts_free(ferry__cuts *cuts);
 
 #endif

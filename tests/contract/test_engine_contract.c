@@ -28,6 +28,8 @@ static const way ways[] = {
      "ipc, chunked"},
     {"nccl", "\"provider\":\"tcp\",\"packed_buffer_size_bytes\":100",
      "nccl, packed"},
+    {"nccl", "\"provider\":\"nccl\",\"packed_buffer_size_bytes\":100",
+     "nccl, by NCCL's own interface"},
     {"nccl", "\"provider\":\"tcp\",\"packed\":false", "nccl, one by one"},
     /* The wrapper that does no wrong changes nothing. */
     {"fault:memory", NULL, "memory, wrapped"},
@@ -698,5 +700,6 @@ int main(void)
         cmocka_unit_test(d6_full_resync_needs_a_source_and_takes_no_payload),
     };
 
+    fleet_host_nccl();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,8 @@
 /* Trainers and workers of one process, joined by local clients. */
 #include "harness/fleet.h"
 
+#include "base/config.h"
+
 #include <assert.h>
 #include <dirent.h>
 #include <jansson.h>
@@ -32,6 +34,19 @@ void fleet_register(void)
     assert(st == FERRY_OK);
     st = ferry_worker_register_lazy(
         "memory", module("memory_worker", path, sizeof(path)), NULL);
+    assert(st == FERRY_OK);
+    (void)st;
+}
+
+void fleet_host_nccl(void)
+{
+    const char *folder = getenv("FERRY_BUILD_DIR");
+    char path[4096];
+    ferry_status st;
+
+    snprintf(path, sizeof(path), "%s/lib/libferry_nccl_host.so",
+             folder != NULL ? folder : ".");
+    st = ferry__config_set("nccl_library", path);
     assert(st == FERRY_OK);
     (void)st;
 }

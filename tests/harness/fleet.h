@@ -32,6 +32,8 @@ typedef struct fleet {
 
 /* Registers `memory` lazily, on both sides, once. */
 void fleet_register(void);
+/* Provider `nccl` runs on Ferry's own library over host memory. */
+void fleet_host_nccl(void);
 /* Whether both halves of a backend can be loaded; else why not. */
 const char *fleet_unavailable(const char *backend);
 void fleet_open(fleet *f, const fleet_options *options);

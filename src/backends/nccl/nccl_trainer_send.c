@@ -205,7 +205,7 @@ static ferry_status send_round(send_state *s)
     if (!t->open)
         return ferry_fail(FERRY_ECONN, "the group of the workers is closed");
     FERRY_TRY(ferry__nccl_cut(s->params, s->count, t->info->packed != 0,
-                              t->buffer_bytes, &s->cuts));
+                              t->buffer_bytes, t->round == 1, &s->cuts));
     return send_all(s);
 }
 

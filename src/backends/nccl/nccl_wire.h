@@ -93,9 +93,10 @@ typedef struct ferry__nccl_group {
 
 /* Whether boxes and digests can go with a round on this group. */
 bool ferry__nccl_can_digest(const ferry__comm *c);
-/* The cuts of a round: buffers of whole tensors, or one a tensor. */
+/* The cuts of a round: buffers of whole tensors, or one a tensor. `warn`: of
+ * a tensor that is larger than a buffer. */
 ferry_status ferry__nccl_cut(const ferry_param_meta *params, size_t count,
-                             bool packed, uint64_t limit_bytes,
+                             bool packed, uint64_t limit_bytes, bool warn,
                              ferry__cuts *out);
 /* Makes the stream take buffers of these cuts: all ranks open it anew when
  * they grow beyond what it takes. */

@@ -18,11 +18,13 @@ bool ferry__nccl_can_digest(const ferry__comm *c)
 }
 
 ferry_status ferry__nccl_cut(const ferry_param_meta *params, size_t count,
-                             bool packed, uint64_t limit_bytes,
+                             bool packed, uint64_t limit_bytes, bool warn,
                              ferry__cuts *out)
 {
-    return ferry__cuts_make(packed ? FERRY__CUT_EXCEED : FERRY__CUT_EACH,
-                            params, count, limit_bytes, out);
+    ferry__cut_rule rule = packed ? FERRY__CUT_EXCEED : FERRY__CUT_EACH;
+
+    return warn ? ferry__cuts_make(rule, params, count, limit_bytes, out)
+                : ferry__cuts_again(rule, params, count, limit_bytes, out);
 }
 
 ferry_status ferry__nccl_fit_stream(ferry__nccl_group *g,

@@ -144,7 +144,7 @@ static ferry_status run(receive *r)
     nccl__worker *w = r->w;
 
     FERRY_TRY(ferry__nccl_cut(r->params, r->count, w->packed, w->buffer_bytes,
-                              &r->cuts));
+                              false, &r->cuts));
     if (w->extras)
         FERRY_TRY(nccl__worker_take_header(w, r->params, r->count, &r->cuts));
     if (w->digest)
