@@ -39,8 +39,8 @@ typedef struct buffered {
     void *check_arg;
 
     /* Of the caller: the round, and where it stands in the buffer at hand. */
-    const uint64_t *sizes;
-    size_t n, at, pos;
+    uint64_t *sizes; /* own: the thread may outlast a round that failed */
+    size_t sizes_capacity, n, at, pos;
     bool in_round;
 
     pthread_mutex_t lock;
@@ -249,6 +249,25 @@ static void skip_empty(buffered *b)
         b->at++;
 }
 
+static ferry_status keep_sizes(buffered *b, const uint64_t *sizes, size_t n)
+{
+    uint64_t *own;
+    size_t bytes;
+
+    if (n > b->sizes_capacity) {
+        if (!ferry__mul(n, sizeof(*sizes), &bytes))
+            return ferry_fail(FERRY_EOVERFLOW, "stream: %zu buffers", n);
+        own = ferry__realloc(b->sizes, bytes);
+        if (!own)
+            return FERRY_ENOMEM;
+        b->sizes = own;
+        b->sizes_capacity = n;
+    }
+    if (n > 0)
+        memcpy(b->sizes, sizes, n * sizeof(*sizes));
+    return FERRY_OK;
+}
+
 static ferry_status buffered_begin(ferry__stream *s, const uint64_t *sizes,
                                    size_t n)
 {
@@ -267,10 +286,10 @@ static ferry_status buffered_begin(ferry__stream *s, const uint64_t *sizes,
                               i, (unsigned long long)sizes[i],
                               (unsigned long long)b->o.buffer_bytes);
     }
+    FERRY_TRY(keep_sizes(b, sizes, n));
     b->check = c->check;
     b->check_arg = c->check_arg;
     c->check = NULL;
-    b->sizes = sizes;
     b->n = n;
     b->at = b->pos = 0;
     b->in_round = true;
@@ -405,6 +424,7 @@ static void buffered_close(ferry__stream *s)
     for (int32_t i = 0; b->buffers && i < b->o.n_buffers; i++)
         drop_buffer(b, &b->buffers[i]);
     ferry__free(b->buffers);
+    ferry__free(b->sizes);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->lock);
     ferry__free(b);

@@ -114,6 +114,8 @@ static ferry_status await(tcp__stream *s, const goal *g)
     int64_t since_ns = ferry__now_ns();
     uint64_t seen = status == FERRY_DONE ? g->progress(s) : 0;
 
+    if (atomic_load(&s->c->aborted))
+        return give_up(s, ferry__tcp_listen_all(s->c, g->what));
     while (status == FERRY_DONE) {
         ferry__comm *c = s->base.comm;
         ferry_status bad;
@@ -178,6 +180,25 @@ static ferry_status check_sizes(const tcp__stream *s, const uint64_t *sizes,
     return FERRY_OK;
 }
 
+static ferry_status keep_sizes(tcp__stream *s, const uint64_t *sizes, size_t n)
+{
+    uint64_t *own;
+    size_t bytes;
+
+    if (n > s->sizes_capacity) {
+        if (!ferry__mul(n, sizeof(*sizes), &bytes))
+            return ferry_fail(FERRY_EOVERFLOW, "stream: %zu buffers", n);
+        own = ferry__realloc(s->sizes, bytes);
+        if (!own)
+            return FERRY_ENOMEM;
+        s->sizes = own;
+        s->sizes_capacity = n;
+    }
+    if (n > 0)
+        memcpy(s->sizes, sizes, n * sizeof(*sizes));
+    return FERRY_OK;
+}
+
 static void skip_done(tcp__stream *s)
 {
     while (s->at < s->n && s->sizes[s->at] == s->pos) {
@@ -190,14 +211,22 @@ static ferry_status stream_begin(ferry__stream *base, const uint64_t *sizes,
                                  size_t n)
 {
     tcp__stream *s = of(base);
+    ferry_status status;
     uint64_t total;
+    tcp__call call;
 
     FERRY_TRY(failed_before(s));
     if (s->in_round)
         return ferry_fail(FERRY_EORDER, "stream: the round before has not "
                                         "ended");
     FERRY_TRY(check_sizes(s, sizes, n, &total));
-    s->sizes = sizes;
+    /* Rounds that never wait would not hear of anything. */
+    status = ferry__tcp_enter(s->c, "stream", s->o.timeout_ms, &call);
+    if (status < 0)
+        return give_up(s, status);
+    status = keep_sizes(s, sizes, n);
+    if (status < 0)
+        return give_up(s, status);
     s->n = n;
     s->at = 0;
     s->pos = 0;
@@ -378,6 +407,7 @@ static void stream_close(ferry__stream *base)
                               base->comm->rank));
     ferry__tcp_stream_stop(s);
     ferry__pool_close(&s->pool);
+    ferry__free(s->sizes);
     pthread_mutex_destroy(&s->lock);
     ferry__free(s);
 }

@@ -41,9 +41,9 @@ struct tcp__stream {
     tcp__pool pool;
 
     /* Of the caller. */
-    const uint64_t *sizes;
-    size_t n, at; /* buffers */
-    uint64_t pos; /* in buffer `at` */
+    uint64_t *sizes; /* own: a thread may outlast a round that failed */
+    size_t sizes_capacity, n, at; /* buffers */
+    uint64_t pos;                 /* in buffer `at` */
     bool in_round;
     uint32_t round; /* that have bytes */
     tcp__cursor cursor;
