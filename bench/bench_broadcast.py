@@ -69,8 +69,7 @@ def one_host(run: Run, what: Set, workers: int) -> None:
 def one_batch(run: Run, ways: list[Way], n_always: int, what: Set,
               workers: int, missing: dict[str, str]
               ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """A peer that does not start is told of and left out; one that fails
-    later fails the run, since its turns cannot be told apart."""
+    """A peer that does not start or fails is told of and left out."""
     with opened(ways[:n_always], what, workers) as parties:
         extra = []
         try:
@@ -82,7 +81,12 @@ def one_batch(run: Run, ways: list[Way], n_always: int, what: Set,
                 except Lost as lost:
                     missing[way.name] = str(lost)
                     extra.pop().close()
-            times = take_turns([*parties, *extra], run.rounds)
+            lost: dict[str, str] = {}
+            times = take_turns([*parties, *extra], run.rounds, lost)
+            for party in parties:
+                if party.name in lost:
+                    raise Lost(lost[party.name])
+            missing.update(lost)
             return times, parties[0].about()
         finally:
             for party in extra:

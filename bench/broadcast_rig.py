@@ -29,7 +29,7 @@ PEERS = Path(__file__).resolve().parent / "peers"
 BUILT = BUILD / "bench" / "peers"
 PROGRAM = BUILD / "bench" / "bench_broadcast"
 HOSTS = ROOT / "tests" / "system" / "netns_hosts.sh"
-BOUND_S = 180
+BOUND_S = 90
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 os.environ.setdefault("FERRY_MODULE_PATH", str(BUILD / "lib" / "ferry"))
@@ -176,17 +176,20 @@ class Party:
         if self.ask("check") != "good":
             raise Lost(f"{self.name}: wrong bytes: {self.why()}")
 
+    def kill(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
     def close(self) -> None:
         try:
             self.process.stdin.close()
             self.process.wait(20)
         except (subprocess.TimeoutExpired, BrokenPipeError):
             pass
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
+        self.kill()
         self.waiting.close()
         self.process.stdout.close()
         self.errors.close()
@@ -198,14 +201,29 @@ def own(way: str) -> Way:
 
 
 def take_turns(parties: Sequence[Party], rounds: int,
-               word: str = "round") -> dict[str, list[float]]:
-    """Each in turn, round after round, then every byte of each."""
+               lost: dict[str, str] | None = None) -> dict[str, list[float]]:
+    """Each in turn, round after round, then every byte of each. With `lost`,
+    a party that fails is told of there and has no times; without, it ends
+    the run."""
     times: dict[str, list[float]] = {party.name: [] for party in parties}
+
+    def attempt(party: Party, step: Callable[[], None]) -> None:
+        if party.name not in times:
+            return
+        try:
+            step()
+        except Lost as why:
+            if lost is None:
+                raise
+            lost[party.name] = str(why)
+            del times[party.name]
+            party.kill()
+
     for _ in range(rounds):
         for party in parties:
-            times[party.name].append(party.ms(word))
+            attempt(party, lambda: times[party.name].append(party.ms()))
     for party in parties:
-        party.check()
+        attempt(party, party.check)
     return times
 
 

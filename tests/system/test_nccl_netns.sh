@@ -4,8 +4,9 @@
 # A trainer and servers on 1, 2 and 4 hosts over links of their own, `nccl`:
 # every server holds what was sent (ferry verify), the trainer's link carries
 # the bytes once however many hosts there are, also when a host has two ranks
-# or two replicas; `tcp` and, over TCP, `ucx`. A link that is cut in mid-round ends the push within its
-# bound, by an error that names a peer; healed, the next push works.
+# or two replicas; by `tcp` and, over TCP, by `ucx`. A link that is cut in
+# mid-round ends the push within its bound, by an error that names a peer;
+# healed, the next push works.
 set -u
 cd "$FERRY_SOURCE_DIR/tests/system" || exit 1
 . ./netns_hosts.sh
