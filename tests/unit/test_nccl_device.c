@@ -35,31 +35,23 @@ static const char *test_module(const char *name)
     return path;
 }
 
-static void *of_driver(const char *name)
+/* Of the module that plays the driver; ranks are threads, so both are looked
+ * up before there are any. */
+static void (*hold)(int on);
+static int (*left)(void);
+
+static void look_up(void)
 {
+    char driver[4096];
     void *symbol;
 
-    assert_int_equal(
-        ferry__module_symbol(test_module("cuda_host"), name, &symbol), 0);
-    return symbol;
-}
-
-static void hold(int on)
-{
-    void (*set)(int);
-    void *symbol = of_driver("cuda_host_hold");
-
-    memcpy(&set, &symbol, sizeof(symbol));
-    set(on);
-}
-
-static int left(void)
-{
-    int (*ask)(void);
-    void *symbol = of_driver("cuda_host_left");
-
-    memcpy(&ask, &symbol, sizeof(symbol));
-    return ask();
+    snprintf(driver, sizeof(driver), "%s", test_module("cuda_host"));
+    assert_int_equal(ferry__module_symbol(driver, "cuda_host_hold", &symbol),
+                     0);
+    memcpy(&hold, &symbol, sizeof(symbol));
+    assert_int_equal(ferry__module_symbol(driver, "cuda_host_left", &symbol),
+                     0);
+    memcpy(&left, &symbol, sizeof(symbol));
 }
 
 /* ---- ranks as threads ---- */
@@ -205,6 +197,7 @@ int main(void)
         cmocka_unit_test(a_device_that_stops_ends_the_call),
     };
 
+    look_up();
     ferry__config_set("cuda_library", test_module("cuda_host"));
     ferry__config_set("nccl_library", test_module("nccl_device"));
     if (ferry__provider_find("nccl", &provider) < 0 ||
