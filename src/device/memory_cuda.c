@@ -13,8 +13,7 @@
 #define ORDINALS(X)                                                            \
     X(0)                                                                       \
     X(1)                                                                       \
-    X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)      \
-        X(15)
+    X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
 #define N_ORDINALS 16
 
 struct ferry__queue {
