@@ -62,7 +62,8 @@ class Host:
             "--max-num-seqs", "2", "--max-model-len", "64",
             "--update-deadline", str(DEADLINE),
             "--update-no-progress", str(NO_PROGRESS),
-            "--weight-transfer-config", '{"backend":"fault:ipc"}',
+            "--weight-transfer-config",
+            f'{{"backend":"fault:{self.life.backend}"}}',
             weights=False, start_timeout=30,
             env={"FERRY_FAULT": f"@{self.fault_file}"},
         )

@@ -44,9 +44,10 @@ class Life:
     dp: int
     path: str
     servers: int
+    backend: str
 
     @staticmethod
-    def draw(seed: int, number: int) -> "Life":
+    def draw(seed: int, number: int, backend: str = "ipc") -> "Life":
         rng = random.Random(f"life {seed} {number}")
         return Life(
             commit=("staged", "inplace")[number % 2],
@@ -54,7 +55,17 @@ class Life:
             dp=rng.choice((1, 1, 2)),
             path=rng.choice(("auto", "ring", "cma", "shared")),
             servers=(1, 1, 2)[number % 3],
+            backend=backend,
         )
+
+    def init_fields(self, packed: bool) -> str:
+        """What the trainer's init info says beside the bounds."""
+        if self.backend == "nccl":
+            return ',"packed_buffer_size_bytes":65536' if packed else (
+                ',"packed":false')
+        more = "" if self.path == "auto" else f',"path":"{self.path}"'
+        return more + (
+            ',"packed":true,"packed_buffer_size_bytes":65536' if packed else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +84,10 @@ class Plan:
     host: int
 
     @staticmethod
-    def draw(seed: int, number: int) -> "Plan":
+    def draw(seed: int, number: int, backend: str = "ipc") -> "Plan":
         rng = random.Random(f"round {seed} {number}")
+        if backend == "nccl" and rng.random() < 0.25:
+            return Plan.draw_link(rng)
         process = rng.choices(
             ("trainer", "api", "spawner", "rank", "wire", "disk", "none"),
             (30, 9, 1, 30, 14, 3, 10),
@@ -107,6 +120,30 @@ class Plan:
             rng.random() < 0.25, rng.random() < 0.3, rng.randrange(2),
         )
 
+    @staticmethod
+    def draw_link(rng: random.Random) -> "Plan":
+        """A rule for the messages from the trainer to one rank, or from the
+        trainer to all."""
+        return Plan(
+            rng.choice(("rank", "rank", "trainer")), "link", rng.choice(
+                ("SIGKILL", "SIGSTOP", "corrupt", "drop", "short", "cut",
+                 "fail", "stall", "delay")),
+            rng.random(), rng.random() < 0.5, rng.randrange(2),
+            rng.randrange(N_CHECKPOINTS), rng.random() < 0.25,
+            rng.random() < 0.3, rng.randrange(2),
+        )
+
+    def link_setting(self, word: str) -> str:
+        at = int(self.param * CHECKPOINT_BYTES)
+        pair, sent = f"comm:0->{1 + self.rank}", ""
+        if self.process == "trainer":
+            pair, sent = "comm:0->*", "sent:"
+        if word == "delay":
+            return f"{pair}:delay={int(1 + self.param * 8)}ms"
+        if word == "stall":
+            return f"{pair}:stall@{sent}{at}={'100ms' if self.reset else '20s'}"
+        return f"seed={self.checkpoint},{pair}:{word}@{sent}{at}"
+
     def place(self, servers: int) -> str:
         """The phase as the calls of such a round have it."""
         if self.phase == "finish" and servers > 1:
@@ -122,6 +159,8 @@ class Plan:
         at = int(self.param * CHECKPOINT_BYTES)
         rank = f"rank={self.rank}," if self.process == "rank" else ""
         word = {"SIGKILL": "die", "SIGSTOP": "stop"}.get(self.fault, self.fault)
+        if self.phase == "link":
+            return self.link_setting(word)
         if self.phase != "middle" and self.fault != "fail":
             return None
         if self.phase in ("init", "start", "finish"):

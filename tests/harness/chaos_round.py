@@ -93,15 +93,12 @@ class Round:
 
     def command(self) -> list[str]:
         plan, running = self.plan, self.running
-        more = ""
-        if running.life.path != "auto":
-            more += f',"path":"{running.life.path}"'
-        if plan.packed:
-            more += ',"packed":true,"packed_buffer_size_bytes":65536'
+        more = running.life.init_fields(plan.packed)
         command = [
             FERRY, "push", str(running.fixture.path(plan.checkpoint)),
             *(host.proxy.url for host in running.hosts),
-            "--backend", "fault:ipc", "--weight-version", self.label,
+            "--backend", f"fault:{running.life.backend}",
+            "--weight-version", self.label,
             "--init-info", TRAINER % more, "--timeout", "30",
         ]
         if running.life.path == "shared" or plan.reset:

@@ -5,6 +5,7 @@
   chaos.py [--rounds N] [--seed S]       N rounds (default 2000)
   chaos.py --jobs J                      so many servers' lives side by side
   chaos.py --seed S --round K            round K of that run alone
+  chaos.py ... --backend nccl            by that backend [ipc]
   chaos.py ... --matrix FILE             also write the kill matrix into FILE
 
 The seed decides everything but the machine's own timing: which server, which
@@ -34,12 +35,19 @@ from chaos_plan import LIFE, N_CHECKPOINTS, Broken, Life, Plan  # noqa: E402
 from chaos_round import Outcome, Round  # noqa: E402
 from processes import all_gone, held, shm  # noqa: E402
 
-MATRIX_MARK = ("<!-- matrix: begin -->", "<!-- matrix: end -->")
+BACKENDS = ("ipc", "nccl")
+
+
+def matrix_marks(backend: str) -> tuple[str, str]:
+    of = "" if backend == "ipc" else f" {backend}"
+    return f"<!-- matrix{of}: begin -->", f"<!-- matrix{of}: end -->"
 
 
 class Chaos:
-    def __init__(self, seed: int, folder: Path, say: Callable[[str], None]):
+    def __init__(self, seed: int, folder: Path, say: Callable[[str], None],
+                 backend: str = "ipc"):
         self.seed, self.folder, self.say = seed, folder, say
+        self.backend = backend
         self.fixture = Fixture(folder)
         self.rows: dict[tuple[str, str, str], list[tuple[int, Outcome]]] = {}
         self.running: Running | None = None
@@ -57,7 +65,7 @@ class Chaos:
         one.check_hosts(out)
 
     def begin_life(self, number: int) -> None:
-        life = Life.draw(self.seed, number)
+        life = Life.draw(self.seed, number, self.backend)
         self.n_lives += 1
         self.running = Running(life, self.fixture,
                                self.folder / f"life{number}")
@@ -89,7 +97,8 @@ class Chaos:
         host.open()
 
     def round(self, k: int) -> None:
-        plan, running = Plan.draw(self.seed, k), self.running
+        plan = Plan.draw(self.seed, k, self.backend)
+        running = self.running
         one = Round(running, plan, f"round {k}")
         before = one.host.committed[0] if one.host.committed else None
         for host in running.hosts:
@@ -118,10 +127,12 @@ class Chaos:
                     self.begin_life(life)
                 self.round(k)
             except (Broken, AssertionError, OSError, RuntimeError) as error:
+                plan = Plan.draw(self.seed, k, self.backend)
+                life = Life.draw(self.seed, k // LIFE, self.backend)
                 raise Broken(
-                    f"round {k}: {error}\n  {Plan.draw(self.seed, k)}\n  "
-                    f"{Life.draw(self.seed, k // LIFE)}\n  replay: "
-                    f"tests/system/chaos.py --seed {self.seed} --round {k}"
+                    f"round {k}: {error}\n  {plan}\n  {life}\n  replay: "
+                    f"tests/system/chaos.py --backend {self.backend} "
+                    f"--seed {self.seed} --round {k}"
                 ) from error
             if k % 100 == 99:
                 self.say(f"chaos: {k + 1} rounds")
@@ -162,20 +173,21 @@ def matrix(seed: int, rows: "Rows") -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_matrix(path: Path, text: str) -> None:
-    old = path.read_text()
-    head, rest = old.split(MATRIX_MARK[0])
-    _, tail = rest.split(MATRIX_MARK[1])
-    path.write_text(f"{head}{MATRIX_MARK[0]}\n{text}{MATRIX_MARK[1]}{tail}")
+def write_matrix(path: Path, backend: str, text: str) -> None:
+    begin, end = matrix_marks(backend)
+    head, rest = path.read_text().split(begin)
+    _, tail = rest.split(end)
+    path.write_text(f"{head}{begin}\n{text}{end}{tail}")
 
 
 Rows = dict[tuple[str, str, str], list[tuple[int, Outcome]]]
 
 
-def run_part(seed: int, first: int, last: int) -> tuple[str, int, Rows]:
+def run_part(seed: int, backend: str, first: int,
+             last: int) -> tuple[str, int, Rows]:
     """Some rounds in a process of their own: what broke, lives, rows."""
     with tempfile.TemporaryDirectory(prefix="ferry-chaos-") as folder:
-        chaos = Chaos(seed, Path(folder), lambda _: None)
+        chaos = Chaos(seed, Path(folder), lambda _: None, backend)
         try:
             chaos.run(range(first, last))
         except Broken as error:
@@ -185,14 +197,15 @@ def run_part(seed: int, first: int, last: int) -> tuple[str, int, Rows]:
     return "", chaos.n_lives, chaos.rows
 
 
-def run_parts(seed: int, rounds: range, jobs: int) -> tuple[str, int, Rows]:
+def run_parts(seed: int, backend: str, rounds: range,
+              jobs: int) -> tuple[str, int, Rows]:
     """All rounds, whole lives side by side; ends at the first that broke."""
     rows: Rows = {}
     lives = done = 0
     edges = sorted({rounds.start, rounds.stop, *(
         k for k in rounds if k % (2 * LIFE) == 0)})
     with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
-        parts = {pool.submit(run_part, seed, a, b): b - a
+        parts = {pool.submit(run_part, seed, backend, a, b): b - a
                  for a, b in zip(edges, edges[1:])}
         for part in concurrent.futures.as_completed(parts):
             broke, n, found = part.result()
@@ -216,13 +229,14 @@ def main() -> int:
     parser.add_argument("--round", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--backend", choices=BACKENDS, default="ipc")
     parser.add_argument("--matrix", type=Path)
     args = parser.parse_args()
     rounds = range(args.first, args.first + args.rounds)
     if args.round is not None:
         rounds = range(args.round, args.round + 1)
     started = time.monotonic()
-    broke, lives, rows = run_parts(args.seed, rounds, args.jobs)
+    broke, lives, rows = run_parts(args.seed, args.backend, rounds, args.jobs)
     text = matrix(args.seed, rows)
     print(text, end="")
     if broke:
@@ -231,7 +245,7 @@ def main() -> int:
     print(f"chaos: ok: {len(rounds)} rounds, {lives} servers' lives, "
           f"seed {args.seed}, {time.monotonic() - started:.0f} s")
     if args.matrix:
-        write_matrix(args.matrix, text)
+        write_matrix(args.matrix, args.backend, text)
     return 0
 
 

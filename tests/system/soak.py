@@ -3,7 +3,7 @@
 """Many rounds from one trainer into one server: what either end holds after
 the last is what it held after the first ones (O-59).
 
-  soak.py [--rounds N] [--faults] [--seed S]
+  soak.py [--rounds N] [--faults] [--seed S] [--backend B]
 
 With --faults every second round goes wrong, at another place each time, and a
 new trainer begins with every tenth; the server's end is measured alone.
@@ -51,8 +51,10 @@ def check(name: str, was: Held, now: Held) -> None:
 
 
 class Soak:
-    def __init__(self, folder: Path, rounds: int, commit: str) -> None:
+    def __init__(self, folder: Path, rounds: int, commit: str,
+                 backend: str) -> None:
         self.rounds, self.folder = rounds, folder
+        self.backend = f"fault:{backend}"
         self.checkpoint = folder / "checkpoint"
         checkpoints.make(str(self.checkpoint), "llama", "gqa", seed=1)
         self.fault = folder / "fault"
@@ -62,7 +64,8 @@ class Soak:
             "--tensor-parallel-size", "2", "--threads", "1", "--commit",
             commit, "--max-num-seqs", "2", "--max-model-len", "64",
             "--update-deadline", "5", "--update-no-progress", "2",
-            "--weight-transfer-config", '{"backend":"fault:ipc"}',
+            "--weight-transfer-config",
+            json.dumps({"backend": self.backend}),
             weights=False, env={"FERRY_FAULT": f"@{self.fault}",
                                 "FERRY_LOG_LEVEL": "error"},
         )
@@ -107,7 +110,7 @@ class Soak:
              command: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [FERRY, "push", str(self.checkpoint), self.server.url, "--json",
-             "--backend", "fault:ipc", "--rounds", str(rounds),
+             "--backend", self.backend, "--rounds", str(rounds),
              "--weight-version", "soak", *command],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "FERRY_FAULT": setting,
@@ -176,12 +179,12 @@ def report(title: str, was: dict[str, Held], now: dict[str, Held]) -> None:
 
 
 def run(rounds: int, faults: bool, seed: int, commit: str,
-        shared: bool) -> None:
-    title = f"{rounds} rounds, {commit}" + (
+        shared: bool, backend: str = "ipc") -> None:
+    title = f"{rounds} rounds, {backend}, {commit}" + (
         ", every second one faulted" if faults else "") + (
         ", shared" if shared else "")
     with tempfile.TemporaryDirectory(prefix="ferry-soak-") as folder:
-        soak = Soak(Path(folder), rounds, commit)
+        soak = Soak(Path(folder), rounds, commit, backend)
         try:
             was, now = soak.faulted(seed) if faults else soak.plain(shared)
             report(title, was, now)
@@ -201,9 +204,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--commit", default="staged")
     parser.add_argument("--shared", action="store_true")
+    parser.add_argument("--backend", default="ipc")
     args = parser.parse_args()
     try:
-        run(args.rounds, args.faults, args.seed, args.commit, args.shared)
+        run(args.rounds, args.faults, args.seed, args.commit, args.shared,
+            args.backend)
     except Grew as error:
         print(f"soak: FAILED: {error}")
         return 1

@@ -17,10 +17,11 @@ from ferry_server import FERRY, http, push  # noqa: E402
 
 
 # Rounds before 40 are of one server, staged; from 80 of a fleet.
-@pytest.mark.parametrize("first,rounds", [(0, 12), (80, 8)])
-def test_a_fault_in_every_round(tmp_path: Path, first: int,
+@pytest.mark.parametrize("backend,first,rounds", [
+    ("ipc", 0, 12), ("ipc", 80, 8), ("nccl", 0, 12), ("nccl", 80, 8)])
+def test_a_fault_in_every_round(tmp_path: Path, backend: str, first: int,
                                 rounds: int) -> None:
-    run = chaos.Chaos(5, tmp_path, print)
+    run = chaos.Chaos(5, tmp_path, print, backend)
     try:
         run.run(range(first, first + rounds))
     except chaos.Broken:

@@ -17,5 +17,14 @@ def test_o59_later_rounds_hold_no_more(commit: str, shared: bool) -> None:
     soak.run(200, False, 1, commit, shared)
 
 
+def test_o59_later_rounds_of_a_group_hold_no_more() -> None:
+    soak.run(200, False, 1, "inplace", False, "nccl")
+
+
 def test_o59_rounds_that_fail_hold_no_more() -> None:
     soak.run(260, True, 1, "staged", False)
+
+
+def test_o59_groups_that_fail_hold_no_more() -> None:
+    """O-19: each round is another trainer's, with a group of its own."""
+    soak.run(200, True, 1, "staged", False, "nccl")
