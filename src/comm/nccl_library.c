@@ -132,7 +132,10 @@ ferry_status ferry__nccl_library_fail(const ferry__nccl_library *l,
     char line[512];
 
     snprintf(line, sizeof(line), "%s", last ? last : "");
-    return ferry_fail(status, "%s: %s%s%s%s", what,
-                      status == FERRY_EPEER ? "a peer failed before: " : "",
-                      l->ncclGetErrorString(result), *line ? ": " : "", line);
+    /* A peer's own words are the cause; NCCL's name of it says no more. */
+    if (status == FERRY_EPEER)
+        return ferry_fail(status, "%s: a peer failed before: %s", what,
+                          *line ? line : l->ncclGetErrorString(result));
+    return ferry_fail(status, "%s: %s%s%s", what, l->ncclGetErrorString(result),
+                      *line ? ": " : "", line);
 }
