@@ -115,6 +115,19 @@ def test_modules_show_their_entry_alone():
             (module.name, shown)
 
 
+def test_nccl_host_shows_what_its_header_declares():
+    library = LIB / "libferry_nccl_host.so"
+    if not library.exists():
+        return
+    header = (ROOT / "src" / "comm" / "nccl_abi.h").read_text()
+    declared = re.findall(r"^\w[\w ]*[ *](nccl[A-Z]\w+|ferry_nccl_\w+)\(",
+                          header, flags=re.M)
+    shown = {n for n, v in exports(library).items() if n != v and v}
+    assert shown == set(declared)
+    if not instrumented():
+        assert stems(dynamic(library, "NEEDED")) - SYSTEM == {"libferry"}
+
+
 def test_program_does_not_link_the_worker():
     program = pathlib.Path(os.environ["FERRY_BIN"])
     if instrumented() or not program.exists():
