@@ -138,8 +138,7 @@ static ferry_status await(tcp__stream *s, const goal *g)
 
 static uint64_t progress_of(tcp__stream *s)
 {
-    return ferry__pool_progress(&s->pool) + s->pool.committed +
-           atomic_load(&s->sender.progress) +
+    return ferry__pool_progress(&s->pool) + atomic_load(&s->sender.progress) +
            ferry__gate_value(&s->pool.head->committed);
 }
 
@@ -147,7 +146,9 @@ static int32_t slowest(tcp__stream *s)
 {
     int32_t r = ferry__pool_slowest(&s->pool);
 
-    return r < 0 || r == TCP__POOL_FORWARD ? s->next : r;
+    if (r >= 0 && r != TCP__POOL_FORWARD)
+        return r;
+    return s->next >= 0 ? s->next : s->leader;
 }
 
 static int32_t source_of(tcp__stream *s)

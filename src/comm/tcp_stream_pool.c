@@ -250,13 +250,13 @@ bool ferry__pool_drained(tcp__pool *p, int64_t slice_ms)
 
 int32_t ferry__pool_slowest(const tcp__pool *p)
 {
-    uint32_t most = 0;
+    uint32_t committed = ferry__gate_value(&p->head->committed), most = 0;
     int32_t slowest = -1;
 
     for (int32_t i = 0; i < p->n_readers; i++) {
-        uint32_t n = p->committed - ferry__gate_value(gate_of(p, i));
+        uint32_t n = committed - ferry__gate_value(gate_of(p, i));
 
-        if (n > most) {
+        if ((int32_t)n > (int32_t)most) {
             most = n;
             slowest = p->readers[i];
         }

@@ -35,6 +35,7 @@ typedef int (*body_fn)(ferry__comm *c, ferry__stream *s);
 static const stream_maker *maker;
 static ferry__stream_options options;
 static int32_t victim; /* the rank that dies or gives up */
+static int64_t silence_ms;
 
 static int run_one(comm_group *group, int32_t rank, body_fn body)
 {
@@ -88,7 +89,8 @@ static void wish(int32_t root, int32_t n_buffers, uint64_t buffer_bytes)
     options = (ferry__stream_options){.root = root,
                                       .n_buffers = n_buffers,
                                       .buffer_bytes = buffer_bytes,
-                                      .timeout_ms = T};
+                                      .timeout_ms = T,
+                                      .no_progress_ms = silence_ms};
 }
 
 static int32_t smallest_world(void)
@@ -329,6 +331,24 @@ static int check_body(ferry__comm *c, ferry__stream *s)
     return rc;
 }
 
+/* As above with no owner that asks: the bound on silence ends it. */
+static int silent_body(ferry__comm *c, ferry__stream *s)
+{
+    int64_t began = ferry__now_ns();
+    ferry_status status;
+
+    *deed_ns = began;
+    if (c->rank == victim)
+        usleep(1200000);
+    status = stream_on(c, s, 0);
+    CHECK(status == FERRY_ENOPROGRESS || status == FERRY_ETIMEOUT ||
+          status == FERRY_EPEER || status == FERRY_ECANCELED);
+    CHECK(strstr(ferry_last_error(), "rank "));
+    CHECK(c->rank == victim || ferry__now_ns() - began < INT64_C(1100000000));
+    usleep(c->rank == victim ? 0 : 1000000);
+    return 0;
+}
+
 static int killed_body(ferry__comm *c, ferry__stream *s)
 {
     ferry_status status = stream_on(c, s, c->rank == victim ? 55 : 0);
@@ -393,6 +413,14 @@ static void an_owner_that_gives_up_ends_it_for_all(void **state)
 {
     (void)state;
     fail_in_all_places(check_body);
+}
+
+static void a_silent_rank_is_not_waited_for(void **state)
+{
+    (void)state;
+    silence_ms = 200;
+    fail_in_all_places(silent_body);
+    silence_ms = 0;
 }
 
 static void a_killed_rank_is_named_by_all(void **state)
@@ -477,6 +505,7 @@ int stream_cases_run(const stream_maker *m)
         cmocka_unit_test(every_byte_arrives_in_every_round),
         cmocka_unit_test(a_stream_lasts_for_many_rounds),
         cmocka_unit_test(an_owner_that_gives_up_ends_it_for_all),
+        cmocka_unit_test(a_silent_rank_is_not_waited_for),
         cmocka_unit_test(a_killed_rank_is_named_by_all),
         cmocka_unit_test(an_abort_ends_it_for_all),
         cmocka_unit_test(closing_within_a_round_ends_it_for_all),
