@@ -25,6 +25,8 @@ from ferry._ffi import (
 from ferry.errors import InputOutputError
 from ferry.tensor import dtype_code, view
 
+_POINTER = ffi.typeof("void *")
+
 
 class Param(Protocol):
     """What a source declares of one parameter."""
@@ -141,7 +143,7 @@ class Source:
     def _fill(self, name: str, value: Any, out: Any) -> None:
         address, dtype, shape, strides, owner = view(name, value)
         self._kept.append(owner)
-        out.data = ffi.cast("void *", address)
+        out.data = ffi.cast(_POINTER, address)
         out.dtype = dtype
         out.ndim = len(shape)
         c_shape, c_stride = out.shape, out.stride

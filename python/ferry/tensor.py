@@ -103,8 +103,12 @@ def _refuse(name: str, why: str) -> NotSupportedError:
     return NotSupportedError(f"parameter {name}: {why}")
 
 
-def _torch_view(name: str, tensor: Any) -> View:
-    """View of a torch tensor; its bytes are not touched."""
+# Kinds of torch tensors that were found fine, by what decides it.
+_plain: dict[tuple[Any, ...], int] = {}
+
+
+def _torch_code(name: str, tensor: Any) -> int:
+    """Check what cannot change from tensor to tensor of one kind."""
     if tensor.is_meta:
         raise _refuse(name, "is a meta tensor, which has no data")
     if hasattr(tensor, "full_tensor"):
@@ -118,7 +122,15 @@ def _torch_view(name: str, tensor: Any) -> View:
             name,
             f"lies on {tensor.device}; this build sends host memory only",
         )
-    code = dtype_code(tensor.dtype, name)
+    return dtype_code(tensor.dtype, name)
+
+
+def _torch_view(name: str, tensor: Any) -> View:
+    """View of a torch tensor; its bytes are not touched."""
+    kind = (type(tensor), tensor.dtype, tensor.layout, tensor.device)
+    code = _plain.get(kind)
+    if code is None:
+        code = _plain[kind] = _torch_code(name, tensor)
     if tensor.is_neg():  # a lazy minus sign that the bytes do not have
         tensor = tensor.resolve_neg()
     if tensor.dim() > MAX_DIMS:

@@ -341,3 +341,19 @@ def test_o15_o16_addresses_and_proxies(
     assert client.status()
     with pytest.raises(ValueError):
         HTTPVLLMWeightSyncClient("http://[::1:]/")
+
+
+def test_shared_weights_are_read_where_they_lie(
+    server: Any, folders: dict[int, Path]
+) -> None:
+    from ferry.torch import share_module
+
+    model = models.module(folders[1])
+    assert share_module(model) is model
+    engine = engine_for(server.url, ModuleSource(model), path="shared")
+    for name, tensor in models.tensors(folders[2]).items():
+        model.get_parameter(name).data.copy_(tensor)
+    engine.send_weights()
+    assert engine.stats.path == "shared"
+    assert server.checksums() == models.digests(folders[2])
+    assert engine_for(server.url, ModuleSource(model)).source.stable

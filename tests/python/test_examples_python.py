@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples in Python do what they say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True,
+        timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_04_a_trained_model_is_served_after_every_step(
+    server: Any, folders: dict[int, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("safetensors")
+    folder = tmp_path / "model"
+    shutil.copytree(folders[2], folder)
+    said = run(str(EXAMPLES / "04_torch_push" / "push.py"), str(folder),
+               server.url)
+    losses = [float(line.split("loss ")[1].split(",")[0])
+              for line in said.splitlines()]
+    assert len(losses) == 3 and losses[2] < losses[0]
+    assert server.get("/weight_info").json["weight_version"] == "step-3"
+    assert server.get("/is_paused").json == {"is_paused": False}
+    trained = Path(f"{folder}.trained")
+    assert server.checksums() == models.digests(trained)
+    assert server.checksums() != models.digests(folder)
