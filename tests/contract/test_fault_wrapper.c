@@ -29,6 +29,9 @@ static const way ways[] = {
     {"ipc", NULL},
     {"ipc", "\"path\":\"ring\""},
     {"ipc", "\"packed\":true,\"packed_buffer_size_bytes\":4096"},
+    {"nccl", "\"provider\":\"tcp\""},
+    {"nccl", "\"provider\":\"tcp\",\"packed_buffer_size_bytes\":300"},
+    {"nccl", "\"provider\":\"tcp\",\"packed\":false"},
 };
 static const size_t n_ways = sizeof(ways) / sizeof(ways[0]);
 
