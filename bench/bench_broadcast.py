@@ -14,6 +14,7 @@ a smoke test whose figures mean nothing. See bench/README.md.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -283,6 +284,8 @@ def main() -> int:
     if set(only) - set(CASES) or set(args.peers.split(",")) - {*FINDERS, ""}:
         parser.error(f"cases are {', '.join(CASES)}; peers "
                      f"{', '.join(FINDERS)}")
+    # So that parties, hosts and files in memory go with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run = Run(args)
     for case in only:
         try:
