@@ -26,6 +26,14 @@ set(FERRY_TEST_ENV
     "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
     "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")
 
+# UCX hooks madvise, which the C library calls when a thread has ended; the
+# thread sanitizer has forgotten the thread by then and would crash in the
+# hook's lock.
+if(FERRY_SANITIZE MATCHES "thread")
+    list(APPEND FERRY_TEST_ENV
+        "UCX_MEM_MMAP_HOOK_MODE=none" "UCX_MEM_EVENTS=n")
+endif()
+
 # Reads the "ctest:" line of a test file into HINT_* of the caller.
 macro(ferry_hints file)
     set(HINT_labels)
