@@ -424,6 +424,39 @@ static void bytes_sent_before_leaving_arrive(void **state)
     drop(&g);
 }
 
+static ferry_status enough(void *arg, const char *what)
+{
+    const int64_t *at_ns = arg;
+
+    if (ferry__now_ns() < *at_ns)
+        return FERRY_OK;
+    return ferry_fail(FERRY_EPEER, "the owner had enough of %s", what);
+}
+
+/* Whatever its status, the owner's word ends a call, and the group. */
+static void an_owner_that_gives_up_ends_a_call(void **state)
+{
+    seat seats[2] = {{.rank = 0}, {.rank = 1}};
+    int64_t began = ferry__now_ns(), at_ns = began + INT64_C(150000000);
+    comm_group g;
+
+    (void)state;
+    assert_int_equal(make(&g, 2, 0), FERRY_OK);
+    seats[0].group = seats[1].group = &g;
+    sit_down(seats, 2);
+    seats[0].c->check = enough;
+    seats[0].c->check_arg = &at_ns;
+    assert_int_equal(seats[0].c->ops->barrier(seats[0].c, T), FERRY_EPEER);
+    assert_string_equal(ferry_last_error(), "the owner had enough of barrier");
+    assert_true(ferry__now_ns() - began < INT64_C(1000000000));
+    assert_int_equal(seats[0].c->ops->barrier(seats[0].c, T), FERRY_EPEER);
+    assert_int_equal(seats[1].c->ops->barrier(seats[1].c, T), FERRY_EPEER);
+    assert_non_null(strstr(ferry_last_error(), "the owner had enough"));
+    ferry__comm_close(&seats[0].c);
+    ferry__comm_close(&seats[1].c);
+    drop(&g);
+}
+
 static void odd_arguments_are_refused(void **state)
 {
     ferry__comm *c = NULL;
@@ -461,6 +494,7 @@ int main(void)
         cmocka_unit_test(no_progress_ends_a_call_before_its_deadline),
         cmocka_unit_test(o19_fifty_groups_one_after_the_other),
         cmocka_unit_test(bytes_sent_before_leaving_arrive),
+        cmocka_unit_test(an_owner_that_gives_up_ends_a_call),
         cmocka_unit_test(odd_arguments_are_refused),
     };
     int failed = comm_cases_run(&one_host);

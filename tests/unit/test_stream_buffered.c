@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=300
+/* ctest: timeout=600
  * Streams of whole buffers, over every provider that is always there. */
 #include "harness/stream_cases.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctest: timeout=300
+/* ctest: timeout=600
  * The tcp group's own streams: on one host, between hosts, mixed, and with a
  * rank that the others take for one of their host but that cannot share. */
 #include "harness/stream_cases.h"
