@@ -5,6 +5,8 @@
 #                         weights; SIZE small or large (26 MB)
 #   fleet_start HOST [FLAGS]          a server there
 #   fleet_push MODEL HOSTS [FLAGS]    from host 0; the answer in $fleet_said
+#   fleet_status HOST     what the server says of itself
+#   fleet_sent HOST       bytes that have left it over its link
 #   fleet_holds MODEL HOSTS           every host has exactly these weights
 # HOSTS is a list of numbers in one word. Every wait is bounded.
 
@@ -66,6 +68,16 @@ fleet_holds() {
             "$(fleet_url "$host")" 2>&1) ||
             fail "host $host does not hold $1: $said"
     done
+}
+
+# The server's own status, as JSON.
+fleet_status() {
+    netns_in 0 "$FERRY_PYTHON" - "$(fleet_url "$1")/ferry/status" <<'PY'
+import sys
+import urllib.request
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+print(opener.open(sys.argv[1], timeout=10).read().decode())
+PY
 }
 
 # Bytes that a host has sent over its link, and whatever else is on them.

@@ -49,9 +49,10 @@ if "$FERRY_BIN" info --probe | grep -Eq '^ +ucx +available$'; then
         fleet_push "$model" "1 2 3 4" --json --provider ucx --init-info \
             '{"no_progress_ms": 10000}' || fail "push by ucx: $fleet_said"
         fleet_holds "$model" "1 2 3 4"
-        echo "$fleet_said" | grep -q '"path": *"[^"]*ucx[^"]*tcp' ||
-            fail "UCX uses something else than tcp: $fleet_said"
     done
+    path=$(fleet_status 4 | grep -o '"path": *"[^"]*"' | head -n 1)
+    echo "by ucx: $path"
+    [[ $path =~ \"ucx\ tcp ]] || fail "UCX uses something else than tcp: $path"
 else
     echo "no provider ucx here"
 fi
