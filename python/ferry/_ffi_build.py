@@ -48,6 +48,17 @@ const char *ferry_py_client_peer(void *, size_t);
 ferry_status ferry_py_client_world_size(void *, int32_t *);
 
 void ferry_py_progress(void *, uint64_t, uint64_t);
+
+ferry_status ferry_py_worker_create(const ferry_worker_host *,
+                                    ferry_worker_context *, void **);
+ferry_status ferry_py_worker_init(void *, const void *);
+ferry_status ferry_py_worker_start(void *);
+ferry_status ferry_py_worker_receive(void *, const void *);
+ferry_status ferry_py_worker_finish(void *);
+void ferry_py_worker_abort(void *);
+ferry_status ferry_py_worker_drain(void *);
+void ferry_py_worker_shutdown(void *);
+void ferry_py_worker_destroy(void *);
 }
 """
 

@@ -28,6 +28,20 @@ from ferry.tensor import dtype_code, view
 _POINTER = ffi.typeof("void *")
 
 
+def fill_tensor(name: str, value: Any, out: Any) -> object:
+    """Describe a tensor to C; returns what must live while C reads it."""
+    address, dtype, shape, strides, owner = view(name, value)
+    out.data = ffi.cast(_POINTER, address)
+    out.dtype = dtype
+    out.offset = 0
+    out.ndim = len(shape)
+    c_shape, c_stride = out.shape, out.stride
+    for dim, extent in enumerate(shape):
+        c_shape[dim] = extent
+        c_stride[dim] = strides[dim]
+    return owner
+
+
 class Param(Protocol):
     """What a source declares of one parameter."""
 
@@ -133,23 +147,11 @@ class Source:
         else:
             out.name = c_name = ffi.new("char[]", encode(name))
             self._kept.append(c_name)
-        out.tensor.offset = 0
         if value is None:
             self._no_data(name, index if declared else -1, out.tensor)
         else:
-            self._fill(name, value, out.tensor)
+            self._kept.append(fill_tensor(name, value, out.tensor))
         return OK
-
-    def _fill(self, name: str, value: Any, out: Any) -> None:
-        address, dtype, shape, strides, owner = view(name, value)
-        self._kept.append(owner)
-        out.data = ffi.cast(_POINTER, address)
-        out.dtype = dtype
-        out.ndim = len(shape)
-        c_shape, c_stride = out.shape, out.stride
-        for dim, extent in enumerate(shape):
-            c_shape[dim] = extent
-            c_stride[dim] = strides[dim]
 
     def _no_data(self, name: str, index: int, out: Any) -> None:
         """Fill in a parameter that this rank does not hold (B8)."""

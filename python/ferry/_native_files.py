@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-__all__ = ["program"]
+__all__ = ["program", "worker_library"]
 
 
 def program() -> str:
@@ -31,3 +31,22 @@ def program() -> str:
     if found is None or Path(found).read_bytes()[:4] != b"\x7fELF":
         raise FileNotFoundError("the program `ferry` is not installed")
     return found
+
+
+def worker_library() -> Path:
+    """Return the worker's library, which lies beside libferry.
+
+    Raises
+    ------
+    FileNotFoundError
+        This build has no worker.
+    """
+    import ferry._ffi  # noqa: F401  so that libferry is mapped
+
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if Path(path).name.startswith("libferry.so"):
+            found = Path(path).parent / "libferry_worker.so.0"
+            if found.exists():
+                return found
+    raise FileNotFoundError("libferry_worker.so.0 is not installed")

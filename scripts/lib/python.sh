@@ -42,7 +42,8 @@ python_build() {
         cmake --preset release -DFERRY_PYTHON_PACKAGE=ON \
             -DPython_EXECUTABLE="$FERRY_TORCH_VENV/bin/python" &&
         cmake --build --preset release -j "${FERRY_JOBS:-$(nproc)}" \
-            --target ferry_python ferry_program ferry_worker build_support
+            --target ferry_python ferry_program ferry_worker build_support \
+                example_file_trainer
     ) >"$log" 2>&1 || rc=$?
     [ "$rc" -eq 0 ] || grep -E -A 20 'error|FAILED|CMake Error' "$log" |
         head -n 60 || tail -n 40 "$log"

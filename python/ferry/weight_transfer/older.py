@@ -26,6 +26,7 @@ __all__ = [
     "construct_engine",
     "older_receive",
     "older_start",
+    "open_round",
 ]
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,14 @@ def older_receive(engine: Any) -> bool:
 def _begin(self: Any) -> None:
     """Prepare for a round; the first update says in which format."""
     setattr(self, _RELOADING, False)
+
+
+def open_round(engine: Any) -> None:
+    """Start a round of an engine of either form, in checkpoint format."""
+    engine.start_weight_update()
+    if older_receive(engine):
+        initialize_layerwise_reload(engine.model)
+        setattr(engine, _RELOADING, True)
 
 
 def _finish(self: Any) -> None:

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker engines written in Python, as the library's worker hosts them.
+
+The library keeps the order of calls, coverage, deadlines and the commit; the
+engine receives and hands tensors to `self.model`, which here is the library's
+loader: it fuses, shards and quantises. Invariant: registration is for the
+life of the process, and what C may call is never freed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+import typing
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from ferry._ffi import (
+    OK,
+    check,
+    define,
+    encode,
+    ffi,
+    lib,
+    nothing,
+    text,
+)
+from ferry._ffi_source import fill_tensor
+from ferry.config import WeightTransferConfig
+from ferry.errors import ArgumentError, InternalError, status_of
+from ferry.source import ParamMeta
+from ferry.tensor import dtype_code
+from ferry.weight_transfer.older import construct_engine, open_round
+
+__all__ = ["HostedModel", "register_worker_engine"]
+
+logger = logging.getLogger(__name__)
+
+SLOT = 16  # bytes, of the largest kind of field
+
+_KINDS: dict[Any, str] = {
+    bool: "BOOL",
+    int: "I64",
+    float: "F64",
+    str: "STR",
+    list[str]: "STRS",
+    list[int]: "I64S",
+    list[list[int]]: "SHAPES",
+}
+
+
+class _InfoType:
+    """C's description of a dataclass's fields, so that C can parse a dict."""
+
+    def __init__(self, cls: type) -> None:
+        if not dataclasses.is_dataclass(cls):
+            raise ArgumentError(f"{cls.__name__} is no dataclass")
+        fields = [field for field in dataclasses.fields(cls) if field.init]
+        try:
+            hints = typing.get_type_hints(cls)
+        except Exception:
+            hints = {}  # a name that only a checker knows: any JSON value
+        self._keep: list[Any] = []
+        rows = ffi.new("ferry_field[]", max(len(fields), 1))
+        for index, (row, field) in enumerate(
+            zip(rows, fields, strict=False)
+        ):
+            kind = _KINDS.get(hints.get(field.name), "JSON")
+            row.name = self._text(field.name)
+            row.kind = getattr(lib, f"FERRY_FIELD_{kind}")
+            row.offset = index * SLOT
+            row.flags, default = self._default(field)
+            if default is not None:
+                row.default_json = self._text(default)
+            if field.name in ("dtype_names", "shapes"):
+                row.flags |= lib.FERRY_FIELD_PER_NAME
+        self.c = ffi.new("ferry_info_type *")
+        self.c.size = ffi.sizeof("ferry_info_type")
+        self.c.name = self._text(cls.__name__)
+        self.c.struct_size = max(len(fields), 1) * SLOT
+        self.c.fields = rows
+        self.c.n_fields = len(fields)
+        self._keep.append(rows)
+
+    def _text(self, value: str) -> Any:
+        self._keep.append(ffi.new("char[]", encode(value)))
+        return self._keep[-1]
+
+    @staticmethod
+    def _default(field: dataclasses.Field[Any]) -> tuple[int, str | None]:
+        value = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        if value is dataclasses.MISSING:
+            return lib.FERRY_FIELD_REQUIRED, None
+        return 0, None if value is None else json.dumps(value)
+
+    def to_dict(self, info: Any) -> dict[str, Any]:
+        """Read a parsed struct back as a dict."""
+        out = ffi.new("char **")
+        check(lib.ferry_info_format(self.c, info, out))
+        try:
+            found: dict[str, Any] = json.loads(text(out[0]))
+        finally:
+            lib.ferry_free(out[0])
+        return found
+
+
+class HostedModel:
+    """What a hosted engine has as `self.model`: the worker's own loader."""
+
+    def __init__(self, host: Any, ctx: Any) -> None:
+        self._host = host
+        self._ctx = ctx
+
+    def _declared(self) -> dict[str, int]:
+        count = ffi.new("size_t *")
+        params = self._host.declared(self._ctx, count)
+        return {text(params[i].name): i for i in range(count[0])}
+
+    def declare(self, metadata: Iterable[ParamMeta]) -> None:
+        """Say what an update brings.
+
+        The worker does so itself where the update info has the lists names,
+        dtype_names and shapes.
+        """
+        metas = list(metadata)
+        params = ffi.new("ferry_param_meta[]", max(len(metas), 1))
+        keep = []
+        for param, meta in zip(params, metas, strict=False):
+            keep.append(ffi.new("char[]", encode(meta.name)))
+            param.name = keep[-1]
+            param.dtype = dtype_code(meta.dtype, meta.name)
+            param.ndim = len(meta.shape)
+            for dim, extent in enumerate(meta.shape):
+                param.shape[dim] = extent
+        check(self._host.declare(self._ctx, params, len(metas)))
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]:
+        """Hand over whole checkpoint tensors, of torch or NumPy.
+
+        Parameters
+        ----------
+        weights : iterable of (str, tensor)
+            Any strides; the bytes may be reused when this returns.
+
+        Returns
+        -------
+        set of str
+            The names that were loaded.
+        """
+        index_of = self._declared()
+        loaded: set[str] = set()
+        tensor = ffi.new("ferry_tensor *")
+        for name, value in weights:
+            index = index_of.get(name)
+            if index is None:
+                raise ArgumentError(
+                    f"parameter {name}: this update does not announce it"
+                )
+            owner = fill_tensor(name, value, tensor)
+            code = self._host.load(self._ctx, index, tensor)
+            del owner
+            check(code)
+            self._host.progress(
+                self._ctx, lib.ferry_tensor_bytes(tensor))
+            loaded.add(name)
+        return loaded
+
+    def check(self, what: str) -> None:
+        """Raise if the round is over; call it in every wait (100 ms)."""
+        check(self._host.check(self._ctx, encode(what)))
+
+    def initialize_layerwise_reload(self) -> None:
+        """Begin the reload."""
+        check(self._host.reload_begin(self._ctx))
+
+    def finalize_layerwise_reload(self) -> None:
+        """End the reload; coverage is checked here."""
+        check(self._host.reload_finalise(self._ctx))
+
+
+class _Registered:
+    """An engine class with its table."""
+
+    def __init__(self, backend: str, cls: Any) -> None:
+        self.cls = cls
+        self.init_type = _InfoType(self.cls.init_info_cls)
+        self.update_type = _InfoType(self.cls.update_info_cls)
+        self._name = ffi.new("char[]", encode(backend))
+        ops = ffi.new("ferry_worker_engine_ops *")
+        ops.size = ffi.sizeof("ferry_worker_engine_ops")
+        ops.abi = lib.FERRY_ENGINE_ABI
+        if self.cls.defers_processing:
+            ops.flags |= lib.FERRY_WORKER_DEFERS_PROCESSING
+            ops.drain_pending = lib.ferry_py_worker_drain
+        if not self.cls.supports_draft_weight_update:
+            ops.flags |= lib.FERRY_WORKER_NO_DRAFT
+        ops.backend = self._name
+        ops.init_info = self.init_type.c
+        ops.update_info = self.update_type.c
+        ops.create = lib.ferry_py_worker_create
+        ops.init_transfer_engine = lib.ferry_py_worker_init
+        ops.start_weight_update = lib.ferry_py_worker_start
+        ops.receive_weights = lib.ferry_py_worker_receive
+        ops.finish_weight_update = lib.ferry_py_worker_finish
+        ops.abort_weight_update = lib.ferry_py_worker_abort
+        ops.shutdown = lib.ferry_py_worker_shutdown
+        ops.destroy = lib.ferry_py_worker_destroy
+        self.ops = ops
+
+
+_registered: dict[str, _Registered] = {}
+_hosted: dict[Any, Any] = {}  # handles that C holds, until destroy
+
+
+def register_worker_engine(backend: str, cls: type) -> None:
+    """Let the workers of this process, and of its children, use an engine.
+
+    Parameters
+    ----------
+    backend : str
+        Its name.
+    cls : type
+        A `WeightTransferEngine`; its init and update info are dataclasses.
+
+    Raises
+    ------
+    ExistsError
+        The name is taken.
+    """
+    entry = _Registered(backend, cls)
+    check(lib.ferry_worker_register(encode(backend), entry.ops))
+    _registered[backend] = entry
+
+
+class _Engine:
+    """One engine in one worker."""
+
+    def __init__(self, host: Any, ctx: Any) -> None:
+        options = host.options(ctx)
+        backend = text(options.backend)
+        self.entry = _registered[backend]
+        self.ctx, self.host = ctx, host
+        parallel = SimpleNamespace(
+            rank=options.tp_rank,
+            world_size=max(options.tp_size, 1),
+            tensor_parallel_size=max(options.tp_size, 1),
+            data_parallel_index=options.dp_rank,
+            data_parallel_rank=options.dp_rank,
+            data_parallel_size=max(options.dp_size, 1),
+        )
+        torch = sys.modules.get("torch")
+        self.engine = construct_engine(
+            self.entry.cls,
+            WeightTransferConfig(backend),
+            SimpleNamespace(parallel_config=parallel, model_config=None),
+            "cpu" if torch is None else torch.device("cpu"),
+            HostedModel(host, ctx),
+        )
+        self.open = False
+
+    def init(self, info: Any) -> None:
+        values = self.entry.init_type.to_dict(info)
+        self.engine.init_transfer_engine(self.engine.parse_init_info(values))
+        self.open = True
+
+    def start(self) -> None:
+        open_round(self.engine)
+
+    def receive(self, info: Any) -> None:
+        self.engine.update_weights(self.entry.update_type.to_dict(info))
+
+    def finish(self) -> None:
+        self.engine.finish_weight_update()
+
+    def abort(self) -> None:
+        end = getattr(self.engine, "abort_weight_update", None)
+        if callable(end):
+            end()
+
+    def drain(self) -> None:
+        self.engine.drain_pending()
+
+    def shutdown(self) -> None:
+        if self.open:
+            self.open = False
+            self.engine.shutdown()
+
+
+def _report(error: BaseException) -> int:
+    """Tell the library of an exception; its traceback goes to the log."""
+    logger.debug("in a worker engine", exc_info=error)
+    code = status_of(error, InternalError.code)
+    line = str(error)
+    if code != getattr(type(error), "code", None):
+        line = f"{type(error).__name__}: {line}"
+    lib.ferry_fail(code, b"%s", ffi.new("char[]", line.encode()[:900]))
+    return code
+
+
+def _create(host: Any, ctx: Any, out: Any) -> int:
+    try:
+        handle = ffi.new_handle(_Engine(host, ctx))
+    except BaseException as error:
+        return _report(error)
+    _hosted[handle] = ctx
+    out[0] = handle
+    return OK
+
+
+def _method(function: Callable[..., None]) -> Callable[..., int]:
+    def call(handle: Any, *args: Any) -> int:
+        try:
+            function(ffi.from_handle(handle), *args)
+            return OK
+        except BaseException as error:
+            return _report(error)
+
+    return call
+
+
+define("ferry_py_worker_create", _create, InternalError.code)
+for _name, _function in (
+    ("init", _Engine.init),
+    ("start", _Engine.start),
+    ("receive", _Engine.receive),
+    ("finish", _Engine.finish),
+    ("drain", _Engine.drain),
+):
+    define(f"ferry_py_worker_{_name}", _method(_function), InternalError.code)
+define("ferry_py_worker_abort", nothing(_method(_Engine.abort)), None)
+define("ferry_py_worker_shutdown", nothing(_method(_Engine.shutdown)), None)
+define("ferry_py_worker_destroy",
+       nothing(lambda handle: _hosted.pop(handle, None)), None)
