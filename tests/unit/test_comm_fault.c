@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* ctest: timeout=120 */
 /* Groups that do wrong as they are told: each rule over each provider, and
  * that what no rule touches is as it is without the wrapper. Ranks are
  * processes, each with the same setting, as in a real run. */
@@ -23,7 +24,7 @@
 #include <cmocka.h>
 
 #define T     5000
-#define SOON  400 /* a bound that a lost message runs into */
+#define SOON  300 /* a bound that a lost message runs into */
 #define BYTES 100000
 
 /* ---- groups ---- */
