@@ -236,7 +236,8 @@ static bool worth_trying_again(int error)
 }
 
 static ferry_status connect_list(const struct addrinfo *list, const char *text,
-                                 const ferry__waiter *w, int *out_fd)
+                                 bool again, const ferry__waiter *w,
+                                 int *out_fd)
 {
     for (;;) {
         int error = EADDRNOTAVAIL;
@@ -248,7 +249,7 @@ static ferry_status connect_list(const struct addrinfo *list, const char *text,
                 return status;
             error = errno;
         }
-        if (!worth_trying_again(error))
+        if (!worth_trying_again(error) || (!again && error == ECONNREFUSED))
             return ferry_fail(FERRY_ECONN, "%s: %s: %s",
                               w->what ? w->what : "connect", text,
                               strerror(error));
@@ -262,8 +263,8 @@ static ferry_status connect_list(const struct addrinfo *list, const char *text,
     }
 }
 
-ferry_status ferry__tcp_connect(const char *host, int32_t port,
-                                const ferry__waiter *w, int *out_fd)
+static ferry_status connect_host(const char *host, int32_t port, bool again,
+                                 const ferry__waiter *w, int *out_fd)
 {
     char text[FERRY__TCP_TEXT_BYTES];
     struct addrinfo *list;
@@ -274,9 +275,22 @@ ferry_status ferry__tcp_connect(const char *host, int32_t port,
     if (port == 0)
         return ferry_fail(FERRY_EINVAL, "connect to %s: port 0", host);
     FERRY_TRY(look_up(host, port, 0, &list));
-    status = connect_list(list, ferry__tcp_text(text, host, port), w, out_fd);
+    status =
+        connect_list(list, ferry__tcp_text(text, host, port), again, w, out_fd);
     freeaddrinfo(list);
     return status;
+}
+
+ferry_status ferry__tcp_connect(const char *host, int32_t port,
+                                const ferry__waiter *w, int *out_fd)
+{
+    return connect_host(host, port, true, w, out_fd);
+}
+
+ferry_status ferry__tcp_connect_now(const char *host, int32_t port,
+                                    const ferry__waiter *w, int *out_fd)
+{
+    return connect_host(host, port, false, w, out_fd);
 }
 
 ferry_status ferry__tcp_local_host(int fd, char *out, size_t size_bytes)

@@ -26,6 +26,9 @@ ferry_status ferry__tcp_connect(const char *host, int32_t port,
 /* The address of this end of a connection, as the other end knows it: without
  * brackets, with the scope id where there is one. */
 ferry_status ferry__tcp_local_host(int fd, char *out, size_t size_bytes);
+/* The same of a listener that is known to be there: a refusal is final. */
+ferry_status ferry__tcp_connect_now(const char *host, int32_t port,
+                                    const ferry__waiter *w, int *out_fd);
 /* One connection that waits at the listener, or FERRY_DONE. */
 ferry_status ferry__tcp_accept(int listener, int *out_fd);
 

@@ -29,12 +29,14 @@ typedef struct ferry__store ferry__store;
  * which takes none. */
 ferry_status ferry__store_open(const char *host, int32_t port,
                                int64_t timeout_ms, ferry__store **out);
-/* The same; `check` is asked while this and every later call waits, at least
- * every 100 ms, and a failure ends the call, and the connection, with it. */
-ferry_status
-ferry__store_open_checked(const char *host, int32_t port, int64_t timeout_ms,
-                          ferry_status (*check)(void *arg, const char *what),
-                          void *check_arg, ferry__store **out);
+/* The same; `served`: it is known to listen, so that a refusal is final.
+ * `check` is asked while this and every later call waits, at least every
+ * 100 ms, and a failure ends the call, and the connection, with it. */
+ferry_status ferry__store_open_checked(const char *host, int32_t port,
+                                       bool served, int64_t timeout_ms,
+                                       ferry_status (*check)(void *arg,
+                                                             const char *what),
+                                       void *check_arg, ferry__store **out);
 void ferry__store_close(ferry__store **store);
 /* The address of this end of the connection: what others reach this machine
  * by, as far as the store's network goes. */

@@ -204,13 +204,15 @@ static ferry_status greet(ferry__store *s, const ferry__waiter *w)
 ferry_status ferry__store_open(const char *host, int32_t port,
                                int64_t timeout_ms, ferry__store **out)
 {
-    return ferry__store_open_checked(host, port, timeout_ms, NULL, NULL, out);
+    return ferry__store_open_checked(host, port, false, timeout_ms, NULL, NULL,
+                                     out);
 }
 
-ferry_status
-ferry__store_open_checked(const char *host, int32_t port, int64_t timeout_ms,
-                          ferry_status (*check)(void *arg, const char *what),
-                          void *check_arg, ferry__store **out)
+ferry_status ferry__store_open_checked(const char *host, int32_t port,
+                                       bool served, int64_t timeout_ms,
+                                       ferry_status (*check)(void *arg,
+                                                             const char *what),
+                                       void *check_arg, ferry__store **out)
 {
     ferry__store *s;
     ferry_status status;
@@ -228,7 +230,8 @@ ferry__store_open_checked(const char *host, int32_t port, int64_t timeout_ms,
     ferry__tcp_text(s->where, host, port);
     snprintf(s->what, sizeof(s->what), "store %s", s->where);
     w = waiter_of(s, timeout_ms);
-    status = ferry__tcp_connect(host, port, &w, &s->fd);
+    status = served ? ferry__tcp_connect_now(host, port, &w, &s->fd)
+                    : ferry__tcp_connect(host, port, &w, &s->fd);
     if (status >= 0)
         status = greet(s, &w);
     if (status < 0) {

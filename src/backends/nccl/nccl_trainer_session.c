@@ -216,7 +216,7 @@ static ferry_status open_comm(nccl__trainer *t)
         return ferry__group_open(t->provider, NULL, &g, &t->group.comm);
     }
     g.meeting = t->ferry ? FERRY__MEET_FERRY : FERRY__MEET_VLLM_STORE;
-    FERRY_TRY(ferry__store_open_checked(t->address, t->port, g.timeout_ms,
+    FERRY_TRY(ferry__store_open_checked(t->address, t->port, true, g.timeout_ms,
                                         nccl__trainer_check, t, &store));
     status = ferry__group_open(t->provider, store, &g, &t->group.comm);
     ferry__store_close(&store);

@@ -93,7 +93,7 @@ static ferry_status open_comm(nccl__worker *w,
     /* A Ferry trainer serves the store before it tells anybody of it; one
      * that does not answer is gone. vLLM's may be about to serve. */
     FERRY_TRY(ferry__store_open_checked(
-        info->master_address, info->master_port,
+        info->master_address, info->master_port, w->extras,
         w->extras && g.timeout_ms > STORE_MS ? STORE_MS : g.timeout_ms,
         nccl__worker_check, w, &store));
     status = ferry__group_open(provider, store, &g, &w->group.comm);
