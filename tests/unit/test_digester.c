@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Digests of boxes do not depend on how a parameter was cut or lay in
+ * memory; expected bytes are gathered here element by element. */
+#include "core/digester.h"
+
+#include "base/hash.h"
+#include "core/copy.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define ROWS 8
+#define COLS 12
+
+static void box_digest_is_of_its_elements_in_order(void **state)
+{
+    /* Columns 3 to 6 of every second row; two workers read it, one of them
+     * the whole parameter too. */
+    ferry_box boxes[2] = {{3, 2, 0, {4, 4}, {24, 1}},
+                          {0, 1, 0, {ROWS * COLS}, {1}}};
+    size_t one[2] = {0, 1}, two[2] = {0, 2};
+    ferry__box_lists a = {1, one, boxes}, b = {1, two, boxes};
+    const ferry__box_lists *lists[2] = {&a, &b};
+    ferry_param_meta meta = {"w", FERRY_DTYPE_U8, 2, {ROWS, COLS}};
+    unsigned char bytes[ROWS * COLS], want[16];
+    ferry__digester *d;
+    size_t n = 0;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (unsigned char)(i * 7 + 1);
+    for (size_t r = 0; r < ROWS; r += 2)
+        for (size_t c = 3; c < 7; c++)
+            want[n++] = bytes[r * COLS + c];
+    assert_int_equal(ferry__box_lists_check(&b, &meta, 1), FERRY_OK);
+    assert_int_equal(ferry__digester_create(&meta, 1, lists, 2, &d), FERRY_OK);
+    for (int64_t at = 0; at < ROWS * COLS; at += 32)
+        ferry__digester_feed(d, 0, bytes + at, at, 32);
+    assert_true(ferry__digester_value(d, 0, 0) ==
+                ferry__xxh3(want, sizeof(want)));
+    assert_true(ferry__digester_value(d, 1, 0) ==
+                ferry__xxh3(want, sizeof(want)));
+    assert_true(ferry__digester_value(d, 1, 1) ==
+                ferry__xxh3(bytes, sizeof(bytes)));
+    ferry__digester_destroy(&d);
+}
+
+static void copy_range_packs_any_strides(void **state)
+{
+    unsigned char turned[ROWS * COLS], out[ROWS * COLS];
+    int64_t shape[2] = {COLS, ROWS};
+    ferry_tensor t;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(turned); i++)
+        turned[i] = (unsigned char)i;
+    assert_int_equal(ferry_tensor_init(&t, turned, FERRY_DTYPE_U8, 2, shape),
+                     FERRY_OK);
+    assert_int_equal(ferry_tensor_transpose(&t, 0, 1, &t), FERRY_OK);
+    ferry__copy_range(&t, 5, 60, out);
+    for (size_t k = 0; k < 60; k++)
+        assert_int_equal(out[k],
+                         turned[(k + 5) % COLS * ROWS + (k + 5) / COLS]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(box_digest_is_of_its_elements_in_order),
+        cmocka_unit_test(copy_range_packs_any_strides),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
