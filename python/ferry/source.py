@@ -34,7 +34,9 @@ __all__ = [
     "ParamMetas",
     "WeightSource",
     "adapt",
+    "layer_of",
     "layerwise_groups",
+    "materialize_full_tensor",
 ]
 
 logger = logging.getLogger(__name__)
@@ -82,8 +84,8 @@ class ParamMetas(list[ParamMeta]):
         return self
 
 
-def _layer_of(name: str) -> tuple[str, str] | None:
-    """(prefix, index) of the outermost index segment; None without one."""
+def layer_of(name: str) -> tuple[str, str] | None:
+    """Return (prefix, index) of the outermost index segment, or None."""
     start = 0
     while True:
         end = name.find(".", start)
@@ -124,7 +126,7 @@ def layerwise_groups(
     current: object = ()  # no key, so that the first name opens a group
     for entry in metadata:
         name = entry if isinstance(entry, str) else entry.name
-        key = _layer_of(name)
+        key = layer_of(name)
         if key != current:
             if key is not None and key in seen:
                 raise MismatchError(
@@ -303,11 +305,11 @@ class ModuleSource(WeightSource):
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, param in self._module.named_parameters():
-            yield name, _full(param)
+            yield name, materialize_full_tensor(param)
 
 
-def _full(param: Any) -> Any:
-    """Return the whole tensor: gathered, when it is sharded."""
+def materialize_full_tensor(param: Any) -> Any:
+    """Return the whole tensor: gathered, a collective, when it is sharded."""
     if not hasattr(param, "full_tensor"):
         return param
     return param.detach().full_tensor()

@@ -25,6 +25,7 @@ from ferry.source import (
     ParamMeta,
     WeightSource,
     layerwise_groups,
+    materialize_full_tensor,
 )
 from ferry.weight_transfer.older import (
     adopt_older_engine,
@@ -53,6 +54,7 @@ __all__ = [
     "WeightTransferUpdatePayload",
     "WeightTransferUpdateRequest",
     "layerwise_groups",
+    "materialize_full_tensor",
 ]
 
 TInitInfo = TypeVar("TInitInfo", bound="WeightTransferInitInfo")
