@@ -3,7 +3,7 @@
 the same bytes and beside what the machine allows.
 
   bench_broadcast.py [--json] [--rounds N] [--only CASE[,CASE...]]
-                     [--peers NAME[,NAME...]] [--quick]
+                     [--peers NAME[,NAME...]] [--workers N...] [--quick]
 
 Cases: smol, large (one host, 1, 2 and 4 workers), veth, shaped, overlap
 (hosts made of network namespaces), empty. All parties of a case live at once
@@ -37,7 +37,7 @@ class Run:
     def __init__(self, args: argparse.Namespace) -> None:
         self.report = Report(args.json, judges=not args.quick)
         self.rounds, self.quick = args.rounds, args.quick
-        self.ferry = args.ferry
+        self.ferry, self.workers = args.ferry, args.workers
         names = [n for n in args.peers.split(",") if n]
         self.peers, self.missing = find_peers(names)
 
@@ -129,13 +129,13 @@ def rows_of_one_host(run: Run, case: str, what: Set,
 
 def case_smol(run: Run) -> None:
     with a_set("smol", run.tensors(smol(30))) as what:
-        for workers in (1, 2) if run.quick else (1, 2, 4):
+        for workers in run.workers or ([1, 2] if run.quick else [1, 2, 4]):
             one_host(run, what, workers)
 
 
 def case_large(run: Run) -> None:
     with a_set("1 GiB", run.tensors(even(32, 4096, 4096))) as what:
-        for workers in (1,) if run.quick else (1, 2):
+        for workers in run.workers or ([1] if run.quick else [1, 2]):
             one_host(run, what, workers)
 
 
@@ -275,6 +275,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=0, help="9; quick: 2")
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--peers", default=",".join(FINDERS))
+    parser.add_argument("--workers", type=int, nargs="*",
+                        help="of smol and large")
     parser.add_argument("--ferry", default="ferry",
                         choices=["ferry", "ferry_plain", "ferry_ipc"],
                         help="which of Ferry's ways the goals are held to")
