@@ -357,3 +357,22 @@ def test_shared_weights_are_read_where_they_lie(
     assert engine.stats.path == "shared"
     assert server.checksums() == models.digests(folders[2])
     assert engine_for(server.url, ModuleSource(model)).source.stable
+
+
+def test_the_channel_can_be_closed_and_opened_anew(
+    server: Any, folders: dict[int, Path]
+) -> None:
+    import pickle
+
+    client = pickle.loads(pickle.dumps(HTTPVLLMWeightSyncClient(server.url)))
+    engine = engine_for("", ModuleSource(models.module(folders[2])),
+                        client=client)
+    client.shutdown_weight_transfer_engine()
+    client.start_weight_update()
+    with pytest.raises(PeerError, match="shutdown_weight_transfer_engine"):
+        client.shutdown_weight_transfer_engine()
+    client.abort_weight_update()
+    engine.shutdown()
+    engine_for("", ModuleSource(models.module(folders[2])),
+               client=client).send_weights()
+    assert server.checksums() == models.digests(folders[2])

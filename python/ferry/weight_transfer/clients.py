@@ -10,13 +10,21 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import ssl
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
 from ferry._ffi_client import Client
-from ferry.errors import ArgumentError, DeadlineError, PeerError
+from ferry.errors import (
+    ArgumentError,
+    ConnectionFailedError,
+    DeadlineError,
+    PeerError,
+)
 from ferry.weight_transfer.base import (
     VLLMWeightSyncClient,
     WeightTransferInitRequest,
@@ -195,6 +203,40 @@ class HTTPVLLMWeightSyncClient(_NativeClient):
             Client.http(url, **self._options) for url in self._urls
         ]
         return opened[0] if len(opened) == 1 else Client.fanout(opened)
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Close the channel on every worker; refused while a round is open.
+
+        Raises
+        ------
+        PeerError
+            The server's own words, with its URL.
+        """
+        for url in self._urls:
+            self._post(url, "shutdown_weight_transfer_engine")
+
+    def _post(self, url: str, route: str) -> None:
+        """Make a call that the library's client has no method for."""
+        request = urllib.request.Request(f"{url}/{route}", data=b"")
+        if self._options["token"]:
+            request.add_header(
+                "Authorization", f"Bearer {self._options['token']}")
+        proxy = self._options["proxy"]
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler(
+                {"http": proxy, "https": proxy} if proxy else {}),
+            urllib.request.HTTPSHandler(context=ssl.create_default_context(
+                cafile=self._options["ca_file"])),
+        )
+        try:
+            opener.open(request, timeout=self.timeout).close()
+        except urllib.error.HTTPError as error:
+            words = error.read().decode("utf-8", "replace")[:900]
+            raise PeerError(
+                f"{url}: {route}: HTTP {error.code}: {words}") from error
+        except urllib.error.URLError as error:
+            raise ConnectionFailedError(
+                f"{url}: {route}: {error.reason}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_client"}
