@@ -359,8 +359,11 @@ class RayVLLMWeightSyncClient:
             index, cause = failed
             if len(refs) == 1:
                 raise cause
+            # Ray's own text is a whole traceback; the cause has the words.
+            words = getattr(cause, "cause", None) or cause
             raise PeerError(
-                f"{method}: replica {index} of {len(refs)}: {cause}"
+                f"{method}: replica {index} of {len(refs)}: "
+                f"{type(words).__name__}: {words}"
             ) from cause
         if pending:
             late = sorted(index_of[ref] for ref in pending)
