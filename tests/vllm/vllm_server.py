@@ -31,7 +31,8 @@ BUILD = Path(os.environ.get("FERRY_BUILD_DIR", HERE.parents[1] / "build"))
 NCCL_HOST = Path(
     os.environ.get("FERRY_NCCL_HOST", BUILD / "lib" / "libferry_nccl_host.so")
 )
-START_SECONDS = 240
+# A minute where the machine is idle; more where it is not.
+START_SECONDS = float(os.environ.get("FERRY_VLLM_START_SECONDS", "300"))
 STOP_SECONDS = 20
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
