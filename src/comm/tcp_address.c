@@ -163,7 +163,8 @@ ferry_status ferry__tcp_listen(const char *host, int32_t port, int *out_fd,
     error = errno;
     freeaddrinfo(list);
     if (fd < 0)
-        return ferry_fail(FERRY_ECONN, "cannot listen on %s: %s",
+        return ferry_fail(error == EADDRINUSE ? FERRY_EEXIST : FERRY_EIO,
+                          "cannot listen on %s: %s",
                           ferry__tcp_text(text, host, port), strerror(error));
     *out_fd = fd;
     *out_port = port_of(fd);

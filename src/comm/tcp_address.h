@@ -15,7 +15,8 @@
 const char *ferry__tcp_text(char buffer[FERRY__TCP_TEXT_BYTES],
                             const char *host, int32_t port);
 /* Listens; "" or NULL as host is every address. Port 0 picks one, which
- * *out_port tells. A port that is taken: FERRY_ECONN, at once. */
+ * *out_port tells. FERRY_EEXIST: the port is taken, at once;
+ * FERRY_EIO: another reason of this machine's. Both name host:port. */
 ferry_status ferry__tcp_listen(const char *host, int32_t port, int *out_fd,
                                int32_t *out_port);
 /* Tries every address of the host. A refusal is tried again until the

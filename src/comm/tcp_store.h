@@ -13,7 +13,7 @@
 typedef struct ferry__store_server ferry__store_server;
 
 /* Serves on a thread of its own until closed. host "" or NULL: every
- * address; port 0 picks one. A port that is taken: FERRY_ECONN at once,
+ * address; port 0 picks one. A port that is taken: FERRY_EEXIST at once,
  * naming host:port. */
 ferry_status ferry__store_serve(const char *host, int32_t port,
                                 int32_t *out_port, ferry__store_server **out);

@@ -282,7 +282,7 @@ static void busy_port_is_one_error_that_names_it(void **state)
 
     (void)state;
     assert_int_equal(ferry__store_serve("127.0.0.1", port, &again, &second),
-                     FERRY_ECONN);
+                     FERRY_EEXIST);
     assert_null(second);
     assert_non_null(
         strstr(ferry_last_error(), ferry__tcp_text(text, "127.0.0.1", port)));
