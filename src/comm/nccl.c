@@ -237,6 +237,7 @@ static ferry_status meet_vllm(const ferry__nccl_library *lib,
 {
     unsigned char pickle[FERRY__ID_PICKLE];
     ferry_status status;
+    int64_t count;
     size_t size;
     void *value;
 
@@ -245,6 +246,8 @@ static ferry_status meet_vllm(const ferry__nccl_library *lib,
         ferry__id_pickle(out->internal, pickle);
         return ferry__store_set(store, FERRY__ID_KEY, pickle, sizeof(pickle));
     }
+    /* A torch master goes on only when all of its world have joined. */
+    FERRY_TRY(ferry__store_join(store, &count));
     FERRY_TRY(
         ferry__store_get(store, FERRY__ID_KEY, g->timeout_ms, &value, &size));
     status = ferry__id_unpickle(value, size, out->internal);
