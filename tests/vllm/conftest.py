@@ -73,10 +73,29 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class Rig:
     """A running server and what it must say of each checkpoint."""
 
-    def __init__(self, server: VllmServer, models: dict[str, Path],
+    def __init__(self, folder: Path, server: VllmServer,
+                 models: dict[str, Path],
                  expected: dict[str, Expected]) -> None:
-        self.server, self.models, self.expected = server, models, expected
-        self.world_size = 1 + server.tp
+        self.folder, self.models, self.expected = folder, models, expected
+        self._server, self.tp, self.world_size = server, server.tp, 1 + server.tp
+
+    @property
+    def server(self) -> VllmServer:
+        if self._server.stopped:
+            self._server = VllmServer(self.folder / "again",
+                                      self.models["a"], self.tp)
+        return self._server
+
+    def stop(self) -> None:
+        """The next test that asks for the server gets a new one."""
+        self._server.stop()
+
+    def skip_where_a_failure_is_the_last(self) -> None:
+        """vLLM 0.32 asks its ranks in turn and leaves the answers of the
+        rest unread once one has failed: each call is then answered by what
+        they said to the one before, so that the server has to go."""
+        if self.tp > 1:
+            pytest.skip("vLLM's ranks answer one call late after a failure")
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -111,7 +130,11 @@ def rig(request: pytest.FixtureRequest, models: dict[str, Path],
             assert server.checksums() == expected[name].checksums
             if name == "a":
                 assert expected["a"] != expected["b"]
-                yield Rig(server, models, expected)
+                made = Rig(folder, server, models, expected)
+                try:
+                    yield made
+                finally:
+                    made.stop()
         finally:
             server.stop()
 

@@ -50,33 +50,11 @@ def test_two_rounds_each_way(rig: Rig, wire: str, rendezvous: str) -> None:
         rig.holds(name)
 
 
-def test_a_refused_round_is_told_and_the_next_one_works(rig: Rig) -> None:
-    """A parameter of a shape that the model does not have."""
-    before = rig.server.version()
-    done = push(rig.models["wrong"], rig.server.url, WIRES["packed"],
-                "--weight-version", "wrong", timeout=60)
-    assert done.returncode not in (0, 2), done
-    # The worker's own words, as vLLM's server passes them on.
-    assert SHAPE_WORDS in done.stderr
-    assert rig.server.version() == before
-    # Without a complete round no forward pass may run: still paused.
-    assert rig.server.is_paused()
-    done = push(rig.models["a"], rig.server.url, WIRES["packed"], timeout=60)
-    if done.returncode != 0:
-        # vLLM's reload keeps the tensor that did not fit for one more round,
-        # and fails at it once more.
-        assert SHAPE_WORDS in done.stderr
-        done = push(rig.models["a"], rig.server.url, WIRES["packed"],
-                    timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert not rig.server.is_paused()
-    rig.holds("a")
-
-
 def test_a_name_that_the_model_lacks_ends_one_round_only(
     rig: Rig, tmp_path: Path
 ) -> None:
     """It comes in the middle of a fused parameter, whose half is loaded."""
+    rig.skip_where_a_failure_is_the_last()
     tensors: dict[str, Tensor] = {}
     for name, tensor in read_checkpoint(str(rig.models["b"])).items():
         if name == "model.layers.0.self_attn.v_proj.weight":
@@ -102,6 +80,7 @@ def test_many_trainers_one_after_another(rig: Rig) -> None:
 
 
 def test_a_world_that_is_not_the_servers_fails_in_time(rig: Rig) -> None:
+    rig.skip_where_a_failure_is_the_last()
     done = push(rig.models["b"], rig.server.url,
                 {"world_size": rig.world_size + 1, "deadline_ms": 5000},
                 timeout=60)
@@ -109,4 +88,30 @@ def test_a_world_that_is_not_the_servers_fails_in_time(rig: Rig) -> None:
     assert done.stderr.strip()
     done = push(rig.models["a"], rig.server.url, WIRES["packed"], timeout=120)
     assert done.returncode == 0, done.stderr
+    rig.holds("a")
+
+
+def test_a_refused_round_is_told_and_the_next_one_works(rig: Rig) -> None:
+    """A parameter of a shape that the model does not have."""
+    before = rig.server.version()
+    done = push(rig.models["wrong"], rig.server.url, WIRES["packed"],
+                "--weight-version", "wrong", timeout=60)
+    assert done.returncode not in (0, 2), done
+    # The worker's own words, as vLLM's server passes them on.
+    assert SHAPE_WORDS in done.stderr
+    if rig.tp > 1:
+        rig.stop()  # see Rig.skip_where_a_failure_is_the_last
+        return
+    assert rig.server.version() == before
+    # Without a complete round no forward pass may run: still paused.
+    assert rig.server.is_paused()
+    done = push(rig.models["a"], rig.server.url, WIRES["packed"], timeout=60)
+    if done.returncode != 0:
+        # vLLM's reload keeps the tensor that did not fit for one more round,
+        # and fails at it once more.
+        assert SHAPE_WORDS in done.stderr
+        done = push(rig.models["a"], rig.server.url, WIRES["packed"],
+                    timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not rig.server.is_paused()
     rig.holds("a")

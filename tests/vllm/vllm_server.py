@@ -88,7 +88,7 @@ class VllmServer:
 
     def __init__(self, folder: Path, model: Path, tp: int = 1) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.tp = tp
+        self.tp, self.stopped = tp, False
         self.log_path = folder / "vllm.log"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -174,6 +174,7 @@ class VllmServer:
         return bool(self.get("/is_paused").json["is_paused"])
 
     def stop(self) -> None:
+        self.stopped = True
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
