@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +23,9 @@ from ferry._ffi import (
 from ferry._ffi_client import Client
 from ferry._ffi_source import Source, SourceLike
 from ferry._interrupt import interruptible
-from ferry.errors import error_class
+from ferry.errors import BusyError, OrderError
+
+CANCEL_SECONDS = 5.0  # far above what a canceled round takes
 
 STATS = (
     "round", "n_params", "bytes_declared", "bytes_sent", "n_updates",
@@ -49,8 +53,10 @@ class Trainer:
         c_info = encode(json.dumps(info))
         # What C reads stays until the trainer is shut down, also when the
         # caller forgot to, and before the interpreter ends.
+        self._busy = threading.Lock()
+        self._thread = 0
         self._finalizer = weakref.finalize(
-            self, _shutdown_trainer, self.c, client, self.source)
+            self, _shutdown_trainer, self.c, client, self.source, self._busy)
         with interruptible(client.cancel):
             code = lib.ferry_trainer_init_dict(
                 encode(backend), c_info, client.c, c_source, self.c)
@@ -64,8 +70,23 @@ class Trainer:
         progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Any]:
         """Drive one round; returns its figures."""
+        if not self._busy.acquire(blocking=False):
+            raise BusyError("another send_weights is running")
+        try:
+            self._thread = threading.get_ident()
+            return self._send(weight_version, draft, progress)
+        finally:
+            self._thread = 0
+            self._busy.release()
+
+    def _send(
+        self,
+        weight_version: str | None,
+        draft: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> dict[str, Any]:
         if self.c[0] == ffi.NULL:
-            raise error_class(lib.FERRY_EORDER)("the trainer is shut down")
+            raise OrderError("the trainer is shut down")
         stats = ffi.new("ferry_round_stats *")
         stats.size = ffi.sizeof("ferry_round_stats")
         options = ffi.new("ferry_send_options *")
@@ -94,12 +115,25 @@ class Trainer:
         lib.ferry_trainer_cancel(self.c[0])
 
     def shutdown(self) -> None:
+        """Close it; a round on another thread is canceled first."""
+        if self._thread == threading.get_ident():
+            raise BusyError("shutdown was called within send_weights")
         self._finalizer()
 
 
-def _shutdown_trainer(c: Any, client: Client, source: Source | None) -> None:
-    lib.ferry_trainer_shutdown(c)
-    client.close()
+def _shutdown_trainer(
+    c: Any, client: Client, source: Source | None, busy: threading.Lock
+) -> None:
+    until = time.monotonic() + CANCEL_SECONDS
+    while not busy.acquire(timeout=0.05):
+        lib.ferry_trainer_cancel(c[0])
+        if time.monotonic() > until:
+            return  # still in use: it is left as it is
+    try:
+        lib.ferry_trainer_shutdown(c)
+        client.close()
+    finally:
+        busy.release()
     del source  # it was alive until here
 
 

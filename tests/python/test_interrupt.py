@@ -61,8 +61,10 @@ except KeyboardInterrupt:
 
 def interrupt(program: str) -> list[str]:
     """Run a program, interrupt it once it waits, and return its lines."""
+    # A run in the background of a shell ignores SIGINT, and so do children.
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     time.sleep(0.3)

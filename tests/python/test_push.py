@@ -12,6 +12,7 @@ import models
 import pytest
 import torch
 from ferry.errors import (
+    BusyError,
     CanceledError,
     CoverageError,
     FerryError,
@@ -303,6 +304,9 @@ def test_a_round_can_be_canceled_from_another_thread(
             entered.set()
             time.sleep(1.5)
 
+        def abort_weight_update(self) -> None:
+            self.inner.abort_weight_update()
+
     engine = engine_for("", ModuleSource(models.module(folders[2])),
                         client=Slow(server.url), deadline_ms=30000)
     caught: list[BaseException] = []
@@ -313,13 +317,19 @@ def test_a_round_can_be_canceled_from_another_thread(
         except BaseException as error:  # noqa: BLE001
             caught.append(error)
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    assert entered.wait(10)
-    engine.cancel()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert isinstance(caught[0], CanceledError), caught
+    for end in (engine.cancel, engine.shutdown):
+        thread = threading.Thread(target=send)
+        thread.start()
+        assert entered.wait(10)
+        with pytest.raises(BusyError):
+            engine.send_weights()
+        entered.clear()
+        end()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert isinstance(caught.pop(), CanceledError), caught
+    with pytest.raises(RuntimeError, match="trainer_init"):
+        engine.send_weights()
 
 
 def test_progress_reaches_the_total(
