@@ -115,11 +115,23 @@ class HostedModel:
     def __init__(self, host: Any, ctx: Any) -> None:
         self._host = host
         self._ctx = ctx
+        self._index: dict[str, int] | None = None
 
-    def _declared(self) -> dict[str, int]:
-        count = ffi.new("size_t *")
-        params = self._host.declared(self._ctx, count)
-        return {text(params[i].name): i for i in range(count[0])}
+    def next_update(self) -> None:
+        """Forget what the update before this one announced."""
+        self._index = None
+
+    def _index_of(self, name: str) -> int:
+        if self._index is None:
+            count = ffi.new("size_t *")
+            params = self._host.declared(self._ctx, count)
+            self._index = {text(params[i].name): i for i in range(count[0])}
+        index = self._index.get(name)
+        if index is None:
+            raise ArgumentError(
+                f"parameter {name}: this update does not announce it"
+            )
+        return index
 
     def declare(self, metadata: Iterable[ParamMeta]) -> None:
         """Say what an update brings.
@@ -138,6 +150,7 @@ class HostedModel:
             for dim, extent in enumerate(meta.shape):
                 param.shape[dim] = extent
         check(self._host.declare(self._ctx, params, len(metas)))
+        self.next_update()
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]:
         """Hand over whole checkpoint tensors, of torch or NumPy.
@@ -152,15 +165,10 @@ class HostedModel:
         set of str
             The names that were loaded.
         """
-        index_of = self._declared()
         loaded: set[str] = set()
         tensor = ffi.new("ferry_tensor *")
         for name, value in weights:
-            index = index_of.get(name)
-            if index is None:
-                raise ArgumentError(
-                    f"parameter {name}: this update does not announce it"
-                )
+            index = self._index_of(name)
             owner = fill_tensor(name, value, tensor)
             code = self._host.load(self._ctx, index, tensor)
             del owner
@@ -254,13 +262,15 @@ class _Engine:
             data_parallel_size=max(options.dp_size, 1),
         )
         torch = sys.modules.get("torch")
+        model = HostedModel(host, ctx)
         self.engine = construct_engine(
             self.entry.cls,
             WeightTransferConfig(backend),
             SimpleNamespace(parallel_config=parallel, model_config=None),
             "cpu" if torch is None else torch.device("cpu"),
-            HostedModel(host, ctx),
+            model,
         )
+        self.model = model
         self.open = False
 
     def init(self, info: Any) -> None:
@@ -272,6 +282,7 @@ class _Engine:
         open_round(self.engine)
 
     def receive(self, info: Any) -> None:
+        self.model.next_update()
         self.engine.update_weights(self.entry.update_type.to_dict(info))
 
     def finish(self) -> None:

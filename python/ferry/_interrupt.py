@@ -4,14 +4,17 @@
 Python runs signal handlers between bytecodes, and a blocking call has none.
 The wake-up descriptor of the signal module is written at once, so a thread
 that reads it can cancel the call; KeyboardInterrupt then rises where the call
-returns. A handler of the user's own runs when the call is over.
+returns. A handler of the user's own runs when the call is over. Invariant:
+nothing is canceled after its block was left.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -19,6 +22,49 @@ __all__ = ["interruptible"]
 
 # A cancel that comes before the call has begun is lost, so it is repeated.
 REPEAT_SECONDS = 0.05
+
+
+class _Watcher:
+    """The one thread of a process that hears of signals at once."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.current: interruptible | None = None
+        self._read, self.write = socket.socketpair()
+        self.write.setblocking(False)
+        threading.Thread(
+            target=self._run, name="ferry-interrupt", daemon=True).start()
+
+    def _run(self) -> None:
+        while numbers := self._read.recv(64):
+            current = self.current
+            if current is None:
+                continue
+            current.forward(numbers)
+            if signal.SIGINT in numbers:
+                while self._cancel(current):
+                    time.sleep(REPEAT_SECONDS)
+
+    def _cancel(self, whom: interruptible) -> bool:
+        """Cancel a block's call; False when the block was left."""
+        with self.lock:
+            if self.current is not whom:
+                return False
+            whom.interrupted = True
+            whom.cancel()
+            return True
+
+
+_watcher: _Watcher | None = None
+
+
+def _get_watcher() -> _Watcher:
+    """Return this process's watcher; a forked child needs its own."""
+    global _watcher
+    if _watcher is None or _watcher.pid != os.getpid():
+        _watcher = _Watcher()
+    return _watcher
 
 
 class interruptible:
@@ -29,10 +75,11 @@ class interruptible:
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-        self._done = threading.Event()
-        self._interrupted = False
-        self._thread: threading.Thread | None = None
+        self.cancel = cancel
+        self.interrupted = False
+        self._watcher: _Watcher | None = None
+        self._outer: interruptible | None = None
+        self._previous = -1
 
     def __enter__(self) -> None:
         if (
@@ -41,13 +88,11 @@ class interruptible:
             is not signal.default_int_handler
         ):
             return
-        self._read, self._write = socket.socketpair()
-        self._write.setblocking(False)
-        self._thread = threading.Thread(
-            target=self._watch, name="ferry-interrupt", daemon=True)
+        self._watcher = _get_watcher()
+        self._outer = self._watcher.current
         self._previous = signal.set_wakeup_fd(
-            self._write.fileno(), warn_on_full_buffer=False)
-        self._thread.start()
+            self._watcher.write.fileno(), warn_on_full_buffer=False)
+        self._watcher.current = self
 
     def __exit__(
         self,
@@ -55,30 +100,19 @@ class interruptible:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._thread is None:
+        if self._watcher is None:
             return
+        with self._watcher.lock:
+            self._watcher.current = self._outer
         signal.set_wakeup_fd(self._previous, warn_on_full_buffer=False)
-        self._done.set()
-        self._write.close()
-        self._thread.join()
-        self._read.close()
         # Python may have raised it inside a callback, where it is lost.
-        if self._interrupted and not isinstance(value, KeyboardInterrupt):
+        if self.interrupted and not isinstance(value, KeyboardInterrupt):
             raise KeyboardInterrupt
 
-    def _watch(self) -> None:
-        """Read signal numbers until the other end is closed."""
-        while numbers := self._read.recv(64):
-            if self._previous >= 0:
-                self._forward(numbers)
-            if signal.SIGINT in numbers:
-                self._interrupted = True
-                while not self._done.is_set():
-                    self._cancel()
-                    self._done.wait(REPEAT_SECONDS)
-
-    def _forward(self, numbers: bytes) -> None:
+    def forward(self, numbers: bytes) -> None:
         """Pass signal numbers on to whoever watched before."""
+        if self._outer is not None or self._previous < 0:
+            return
         try:
             with socket.fromfd(
                 self._previous, socket.AF_UNIX, socket.SOCK_STREAM
