@@ -40,3 +40,8 @@ def test_04_a_trained_model_is_served_after_every_step(
     trained = Path(f"{folder}.trained")
     assert server.checksums() == models.digests(trained)
     assert server.checksums() != models.digests(folder)
+
+
+def test_06_a_bridge_gathers_over_every_kind_of_group() -> None:
+    said = run(str(EXAMPLES / "06_megatron_bridge" / "run.py"))
+    assert said == "71 parameters, whole on each of 4 ranks\n"
