@@ -123,6 +123,24 @@ ferry_status ferry_load_step(ferry_loader *loader, const ferry_step *step,
                              const ferry_tensor *dst, int32_t input,
                              const ferry_tensor *src);
 
+/* Where a parameter that is put aside goes: `tensor` is lazy, contiguous, of
+ * wire dtype, and named as the sender declared it; answer memory for all of
+ * it. Called on the loading thread, once in each update that brings it, before
+ * its first byte. The memory stays the model's; nobody else looks at it after
+ * the update. */
+typedef ferry_status (*ferry_room_fn)(void *arg, const ferry_tensor *tensor,
+                                      void **out_bytes);
+
+/* src, a view of the tensor, is put aside: packed, as it came, into memory
+ * that `room` finds. Nothing stored is written, so it takes no part in
+ * coverage, and a round that fails has changed nothing; digests are checked
+ * as for any other parameter. This is how a server whose own loader wants
+ * whole tensors receives names that nobody knew before the first round: a
+ * model that puts everything aside needs no stored parameter. A view of no
+ * element is known and asks for no room. */
+ferry_status ferry_load_aside(ferry_loader *loader, ferry_room_fn room,
+                              void *arg, const ferry_tensor *src);
+
 #ifdef __cplusplus
 }
 #endif

@@ -14,22 +14,27 @@
 typedef enum ferry__entry_kind {
     FERRY__ENTRY_COPY,
     FERRY__ENTRY_TIED, /* first write of a round lands, later compare */
-    FERRY__ENTRY_STEP  /* input of an opaque step */
+    FERRY__ENTRY_STEP, /* input of an opaque step */
+    FERRY__ENTRY_ASIDE /* packed into memory of the model's choice */
 } ferry__entry_kind;
+
+#define FERRY__NO_SLOT SIZE_MAX
 
 typedef struct ferry__entry {
     ferry__entry_kind kind;
-    size_t slot;                       /* stored parameter */
+    size_t slot;                       /* stored parameter; ASIDE: none */
     ferry_box box;                     /* of the source */
     ferry__copy_op op;                 /* source box -> slot box (COPY, TIED) */
     int64_t dst_start[FERRY_MAX_DIMS]; /* slot box, for coverage */
     int64_t dst_count[FERRY_MAX_DIMS];
     size_t step; /* index in plan->steps (STEP) */
     int32_t input;
-    /* STEP: op packs the source box into a contiguous input of wire dtype
-     * and this shape; dst_start and dst_count are the step's. */
+    /* STEP, ASIDE: op packs the source box into a contiguous tensor of wire
+     * dtype and this shape; dst_start and dst_count are the step's. */
     int32_t input_ndim;
     int64_t input_shape[FERRY_MAX_DIMS];
+    ferry_room_fn room; /* ASIDE */
+    void *room_arg;
 } ferry__entry;
 
 /* One baked parameter: entries [first, first + count). */

@@ -172,6 +172,33 @@ static ferry_status land_step(ferry__loading *l, const ferry__entry *e,
     return FERRY_OK;
 }
 
+/* Asked for when the first byte is there, so that a round that ends before it
+ * costs no memory. */
+static ferry_status ask_room(const ferry__loading *l, const ferry__entry *e,
+                             ferry__landing *landing)
+{
+    ferry_tensor t;
+
+    FERRY_TRY(ferry_tensor_init(&t, NULL, e->op.src_dtype, e->input_ndim,
+                                e->input_shape));
+    t.name = l->current;
+    FERRY_TRY(e->room(e->room_arg, &t, &landing->room));
+    if (landing->room == NULL)
+        return ferry_fail(FERRY_EINVAL, "parameter %s: got no room for it",
+                          l->current);
+    return FERRY_OK;
+}
+
+static ferry_status land_aside(const ferry__loading *l, const ferry__entry *e,
+                               ferry__landing *landing,
+                               const ferry__copy_op *op, const void *src)
+{
+    if (landing->room == NULL)
+        FERRY_TRY(ask_room(l, e, landing));
+    ferry__copy_run(op, landing->room, src, landing->hash);
+    return FERRY_OK;
+}
+
 static ferry_status land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
                          size_t entry, const ferry__copy_op *op,
                          const void *src)
@@ -190,6 +217,8 @@ static ferry_status land(ferry__loading *l, ferry__batch *b, ferry__arrival *a,
         return land_tied(l, a, e, landing, op, src);
     case FERRY__ENTRY_STEP:
         return land_step(l, e, landing, op, src);
+    case FERRY__ENTRY_ASIDE:
+        return land_aside(l, e, landing, op, src);
     case FERRY__ENTRY_COPY:
         break;
     }
@@ -245,6 +274,8 @@ ferry_status ferry__land_done(ferry__loading *l, ferry__batch *b,
         landing->held_bytes = 0;
         return ferry__step_take(l, e, held, bytes);
     }
+    if (e->kind == FERRY__ENTRY_ASIDE)
+        return FERRY_OK;
     if (e->kind == FERRY__ENTRY_TIED && landing->mode == FERRY__TIED_LAND)
         l->tied[landing->tied].complete = true;
     return ferry__coverage_mark(l->coverage, e->slot, e->dst_start,

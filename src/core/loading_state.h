@@ -24,6 +24,7 @@ typedef struct ferry__landing {
     uint64_t digest, expected;
     ferry__xxh3_state *hash; /* open while pieces arrive */
     void *held;              /* packed box: step input, deferred tied */
+    void *room;              /* where it is put aside; the model's */
     size_t held_bytes;
     int64_t packed; /* elements of the deferred box so far */
     size_t tied;    /* index of the tied record */

@@ -401,3 +401,30 @@ ferry_status ferry_load_step(ferry_loader *loader, const ferry_step *step,
     FERRY__NEED(loader);
     return note(loader, record_step(loader, step, dst, input, src));
 }
+
+/* ---- aside ---- */
+
+static ferry_status record_aside(ferry_loader *loader, ferry_room_fn room,
+                                 void *arg, const ferry_tensor *src)
+{
+    FERRY__NEED(room);
+    FERRY__NEED(src);
+    ferry__entry e;
+    memset(&e, 0, sizeof(e));
+    FERRY_TRY(check_source(loader, src));
+    if (ferry_tensor_numel(src) == 0)
+        return FERRY_OK;
+    e.kind = FERRY__ENTRY_ASIDE;
+    e.slot = FERRY__NO_SLOT;
+    e.room = room;
+    e.room_arg = arg;
+    set_input(&e, src);
+    return add_entry(loader, &e);
+}
+
+ferry_status ferry_load_aside(ferry_loader *loader, ferry_room_fn room,
+                              void *arg, const ferry_tensor *src)
+{
+    FERRY__NEED(loader);
+    return note(loader, record_aside(loader, room, arg, src));
+}

@@ -2,7 +2,8 @@
 /* The plan as JSON, for people and for /ferry/plan.
  * Format: {"model":…,"params":[{"name","dtype","shape","entries":[…]}]}; an
  * entry is {"kind","slot","slot_dtype","source":{"offset","shape","stride"},
- * "start","count"} and, for a step, "step" and "input".
+ * "start","count"} and, for a step, "step" and "input"; of what is put aside,
+ * only {"kind","source"}.
  * Invariant: parameters come in the order asked for. */
 #include "base/str.h"
 #include "core/plan_private.h"
@@ -24,26 +25,45 @@ static const char *kind_text(ferry__entry_kind kind)
         return "tied";
     case FERRY__ENTRY_STEP:
         return "step";
+    case FERRY__ENTRY_ASIDE:
+        return "aside";
     case FERRY__ENTRY_COPY:
         break;
     }
     return "copy";
 }
 
-static void put_entry(const ferry__plan *plan, const ferry__entry *e,
-                      ferry__str *out)
+static void put_source(const ferry__entry *e, ferry__str *out)
 {
-    const ferry_param *p = &plan->model.params[e->slot];
-    ferry__str_printf(out, "{\"kind\":\"%s\",\"slot\":", kind_text(e->kind));
-    ferry__str_json(out, p->name);
-    ferry__str_printf(out,
-                      ",\"slot_dtype\":\"%s\",\"source\":{\"offset\":"
-                      "%" PRId64 ",",
-                      ferry_dtype_name(p->dtype), e->box.offset);
+    ferry__str_printf(out, "\"source\":{\"offset\":%" PRId64 ",",
+                      e->box.offset);
     put_list(out, "shape", e->box.ndim, e->box.shape);
     ferry__str_append(out, ",");
     put_list(out, "stride", e->box.ndim, e->box.stride);
-    ferry__str_append(out, "},");
+    ferry__str_append(out, "}");
+}
+
+static void put_aside(const ferry__entry *e, ferry__str *out)
+{
+    ferry__str_append(out, "{\"kind\":\"aside\",");
+    put_source(e, out);
+    ferry__str_append(out, "}");
+}
+
+static void put_entry(const ferry__plan *plan, const ferry__entry *e,
+                      ferry__str *out)
+{
+    if (e->kind == FERRY__ENTRY_ASIDE) {
+        put_aside(e, out);
+        return;
+    }
+    const ferry_param *p = &plan->model.params[e->slot];
+    ferry__str_printf(out, "{\"kind\":\"%s\",\"slot\":", kind_text(e->kind));
+    ferry__str_json(out, p->name);
+    ferry__str_printf(out, ",\"slot_dtype\":\"%s\",",
+                      ferry_dtype_name(p->dtype));
+    put_source(e, out);
+    ferry__str_append(out, ",");
     put_list(out, "start", p->ndim, e->dst_start);
     ferry__str_append(out, ",");
     put_list(out, "count", p->ndim, e->dst_count);

@@ -34,7 +34,8 @@ static int by_id(const void *a, const void *b)
     return compare(*(const size_t *)a, *(const size_t *)b);
 }
 
-/* The writes of sorted ids, of which repeated ones count once. */
+/* The writes of sorted ids, of which repeated ones count once. What is put
+ * aside writes nothing stored. */
 static size_t collect(const ferry__plan *plan, const size_t *ids, size_t count,
                       write *out)
 {
@@ -45,7 +46,7 @@ static size_t collect(const ferry__plan *plan, const size_t *ids, size_t count,
             continue;
         for (size_t k = b->first; k < b->first + b->count; k++) {
             const ferry__entry *e = &plan->entries[k];
-            if (e->kind == FERRY__ENTRY_TIED)
+            if (e->kind == FERRY__ENTRY_TIED || e->kind == FERRY__ENTRY_ASIDE)
                 continue;
             out[n].slot = e->slot;
             out[n].step = e->kind == FERRY__ENTRY_STEP ? e->step : NO_STEP;

@@ -202,6 +202,13 @@ static ferry_status no_step(void *arg, const ferry_tensor *dst,
     return FERRY_OK;
 }
 
+static ferry_status no_room(void *arg, const ferry_tensor *tensor,
+                            void **out_bytes)
+{
+    (void)arg, (void)tensor, (void)out_bytes;
+    return FERRY_ENOMEM;
+}
+
 static ferry_status load_with_nulls(void *self, ferry_loader *loader,
                                     const char *name, const ferry_tensor *t)
 {
@@ -225,6 +232,9 @@ static ferry_status load_with_nulls(void *self, ferry_loader *loader,
     NEEDS("step", ferry_load_step(loader, NULL, &slot, 0, t));
     NEEDS("dst", ferry_load_step(loader, &step, NULL, 0, t));
     NEEDS("src", ferry_load_step(loader, &step, &slot, 0, NULL));
+    NEEDS("loader", ferry_load_aside(NULL, no_room, NULL, t));
+    NEEDS("room", ferry_load_aside(loader, NULL, NULL, t));
+    NEEDS("src", ferry_load_aside(loader, no_room, NULL, NULL));
     return FERRY_OK;
 }
 
