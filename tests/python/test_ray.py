@@ -89,8 +89,13 @@ def test_c3_a_failure_says_which_replica_and_what() -> None:
         client.start_weight_update()
     assert time.monotonic() - started < 20
     single = RayVLLMWeightSyncClient(actors("finish")[0])
-    with pytest.raises(ValueError, match="finish failed here"):
+    with pytest.raises(
+        PeerError, match="replica 0 of 1 .*ValueError: finish failed here"
+    ) as raised:
         single.finish_weight_update()
+    # The remote traceback, as Ray tells it.
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert "in finish_weight_update" in str(raised.value.__cause__)
 
 
 def test_a_call_is_bounded() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ready clients: HTTP, Ray, and several clients as one.
+"""Ready clients: HTTP, and several clients as one; Ray's beside this file.
 
 Each call reaches every replica, blocks until all are done, and raises with
-the replica and its own words. Ray is imported when a Ray client is used.
+the replica and its own words.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import base64
 import json
 import pickle
 import ssl
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -22,15 +20,13 @@ from ferry._ffi_client import Client
 from ferry.errors import (
     ArgumentError,
     ConnectionFailedError,
-    DeadlineError,
     PeerError,
 )
 from ferry.weight_transfer.base import (
     VLLMWeightSyncClient,
-    WeightTransferInitRequest,
     WeightTransferUpdatePayload,
-    WeightTransferUpdateRequest,
 )
+from ferry.weight_transfer.ray_client import RayVLLMWeightSyncClient
 
 __all__ = [
     "FanoutWeightSyncClient",
@@ -290,117 +286,3 @@ def to_native(client: Any) -> Client:
     ):
         return client._open()
     return Client.python(client)
-
-
-# ---- Ray ----
-
-# After a first failure the other replicas may wait for bytes that will not
-# come any more.
-GRACE_SECONDS = 0.5
-
-
-def _request(kind: str, **info: Any) -> Any:
-    """Make a request of vLLM's class if the process has vLLM, else of ours."""
-    base = sys.modules.get("vllm.distributed.weight_transfer.base")
-    cls = getattr(base, kind, None) if base is not None else None
-    if cls is None:
-        cls = (
-            WeightTransferInitRequest
-            if kind == "WeightTransferInitRequest"
-            else WeightTransferUpdateRequest
-        )
-    return cls(**info)
-
-
-class RayVLLMWeightSyncClient:
-    """Ray actors: of vLLM's `AsyncLLM` or `LLM`, or of Ferry.
-
-    Parameters
-    ----------
-    handle : ActorHandle or list of ActorHandle
-        Each call goes to every actor and waits for all of them.
-    timeout : float, optional
-        Bound of one call, in seconds; None leaves it to the engine's own
-        deadline.
-    """
-
-    def __init__(self, handle: Any, *, timeout: float | None = None) -> None:
-        self.handles = list(handle) if isinstance(handle, (list, tuple)) else [
-            handle
-        ]
-        self.timeout = timeout
-
-    def _call(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of all actors and wait for all."""
-        import ray
-
-        refs = [getattr(h, method).remote(*args) for h in self.handles]
-        index_of = {ref: index for index, ref in enumerate(refs)}
-        until = None if self.timeout is None else (
-            time.monotonic() + self.timeout
-        )
-        pending, answers = list(refs), dict.fromkeys(refs)
-        failed: tuple[int, Exception] | None = None
-        while pending:
-            left = None if until is None else until - time.monotonic()
-            ready, pending = ray.wait(
-                pending, timeout=None if left is None else max(left, 0))
-            for ref in ready:
-                try:
-                    answers[ref] = ray.get(ref)
-                except Exception as error:
-                    failed = failed or (index_of[ref], error)
-            if failed is not None and pending:
-                soon = time.monotonic() + GRACE_SECONDS
-                until = soon if until is None else min(until, soon)
-            if pending and until is not None and time.monotonic() >= until:
-                break
-        if failed is not None:
-            index, cause = failed
-            if len(refs) == 1:
-                raise cause
-            # Ray's own text is a whole traceback; the cause has the words.
-            words = getattr(cause, "cause", None) or cause
-            raise PeerError(
-                f"{method}: replica {index} of {len(refs)}: "
-                f"{type(words).__name__}: {words}"
-            ) from cause
-        if pending:
-            late = sorted(index_of[ref] for ref in pending)
-            raise DeadlineError(
-                f"{method}: no answer within {self.timeout} s from replica "
-                f"{', '.join(map(str, late))} of {len(refs)}"
-            )
-        return list(answers.values())
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Open the channel on every worker."""
-        self._call(
-            "init_weight_transfer_engine",
-            _request("WeightTransferInitRequest", init_info=init_info),
-        )
-
-    def start_weight_update(self) -> None:
-        """Begin a round."""
-        self._call("start_weight_update")
-
-    def start_draft_weight_update(self) -> None:
-        """Begin a round that is aimed at the draft model."""
-        self._call("start_draft_weight_update")
-
-    def update_weights(self, update_info: WeightTransferUpdatePayload) -> None:
-        """Receive and load what `update_info` announces."""
-        self._call(
-            "update_weights",
-            _request("WeightTransferUpdateRequest", update_info=update_info),
-        )
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """End the round, and label what is served then."""
-        self._call("finish_weight_update")
-        if weight_version is not None:
-            self._call("update_weight_version", weight_version)
-
-    def shutdown_weight_transfer_engine(self) -> None:
-        """Close the channel on every worker."""
-        self._call("shutdown_weight_transfer_engine")
