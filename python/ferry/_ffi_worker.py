@@ -304,7 +304,7 @@ class _Engine:
 
 def _report(error: BaseException) -> int:
     """Tell the library of an exception; its traceback goes to the log."""
-    logger.debug("in a worker engine", exc_info=error)
+    logger.warning("in a worker engine", exc_info=error)
     code = status_of(error, InternalError.code)
     line = str(error)
     if code != getattr(type(error), "code", None):

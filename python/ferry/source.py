@@ -308,11 +308,11 @@ class ModuleSource(WeightSource):
             yield name, materialize_full_tensor(param)
 
 
-def materialize_full_tensor(param: Any) -> Any:
+def materialize_full_tensor(tensor: Any) -> Any:
     """Return the whole tensor: gathered, a collective, when it is sharded."""
-    if not hasattr(param, "full_tensor"):
-        return param
-    return param.detach().full_tensor()
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    return tensor.detach().full_tensor()
 
 
 # ---- any form of source, as the binding drives it ----
