@@ -14,6 +14,7 @@ typedef struct stream_maker {
                          ferry__stream **out);
     const char *path;     /* what the stream must say; NULL: anything */
     int32_t world_min;    /* the smallest group it is for; 0: 1 */
+    int32_t fails_in;     /* groups of this size alone are broken; 0: all */
     int64_t death_ms;     /* within which all have named a killed rank */
     bool names_the_first; /* … or one that failed for its sake */
 } stream_maker;

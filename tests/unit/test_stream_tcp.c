@@ -81,11 +81,13 @@ static int run_apart(void)
                                           .group = &stream_group_one_host,
                                           .open = open_networks,
                                           .world_min = 2,
+                                          .fails_in = 3,
                                           .death_ms = 400};
     static const stream_maker users = {.name = "a rank of another user",
                                        .group = &stream_group_one_host,
                                        .open = open_users,
                                        .world_min = 2,
+                                       .fails_in = 3,
                                        .death_ms = 400};
     int failed = 0;
 
