@@ -20,6 +20,8 @@
  * not add a long wait of their own. */
 #define SHORT_TIMEOUT_MS INT64_C(5000)
 #define WORLD_SIZE_ROUTE "/get_world_size?include_dp=true"
+/* vLLM's words for a round that somebody else began. */
+#define VLLM_ROUND_OPEN "a weight update is already active"
 
 static ferry_status send_one(ferry__http_client *c, ferry__http_op *op,
                              const char *call, const char *route,
@@ -49,8 +51,7 @@ static ferry_status stays_paused(ferry__http_client *c, ferry_status status)
 
 typedef enum place {
     IN_ROUND, /* a failure fails the update */
-    BESIDE,   /* it does not */
-    AFTER     /* an abort: short, and not canceled itself */
+    BESIDE    /* it does not */
 } place;
 
 static ferry_status post(ferry__http_client *c, const char *call,
@@ -62,9 +63,7 @@ static ferry_status post(ferry__http_client *c, const char *call,
     if (body && body->failed)
         return ferry_fail(FERRY_ENOMEM, "%s: %s: out of memory",
                           c->address.base, call);
-    FERRY_TRY(ferry__http_op_begin(c, &op, call, where != AFTER));
-    if (where == AFTER && op.timeout_ms > SHORT_TIMEOUT_MS)
-        op.timeout_ms = SHORT_TIMEOUT_MS;
+    FERRY_TRY(ferry__http_op_begin(c, &op, call, true));
     status = send_one(c, &op, call, route, body ? body->data : NULL,
                       body ? body->length : 0);
     if (where == IN_ROUND)
@@ -94,15 +93,48 @@ static ferry_status post_dict(ferry__http_client *c, const char *call,
 
 static ferry_status http_init(void *self, const char *init_info)
 {
-    return post_dict(self, "init_weight_transfer_engine",
-                     "/init_weight_transfer_engine", "init_info", init_info,
-                     BESIDE);
+    ferry__http_client *c = self;
+
+    FERRY_TRY(post_dict(c, "init_weight_transfer_engine",
+                        "/init_weight_transfer_engine", "init_info", init_info,
+                        BESIDE));
+    atomic_store(&c->inited, true);
+    return FERRY_OK;
 }
 
 static ferry_status http_update(void *self, const char *update_info)
 {
     return post_dict(self, "update_weights", "/update_weights", "update_info",
                      update_info, IN_ROUND);
+}
+
+/* vLLM has no abort, but drops the round of a worker whose update fails:
+ * this one is refused by every engine, in parsing, and without one nothing
+ * happens. FERRY_OK: the server answered. */
+static ferry_status drop_round(ferry__http_client *c, ferry__http_op *op)
+{
+    static const char body[] = "{\"update_info\":{\"ferry_ends_round\":1}}";
+    ferry_status status = send_one(c, op, "update_weights", "/update_weights",
+                                   body, sizeof(body) - 1);
+
+    return status == FERRY_EPEER ? FERRY_OK : status;
+}
+
+/* A trainer that is gone may have left vLLM with an open round, which would
+ * refuse all others for ever. Whoever opened the channel after it ends it. */
+static ferry_status start_anew(ferry__http_client *c, ferry__http_op *op,
+                               const char *call, const char *route)
+{
+    ferry_status status = send_one(c, op, call, route, NULL, 0);
+
+    if (status != FERRY_EPEER || !atomic_load(&c->inited) ||
+        strstr(ferry_last_error(), VLLM_ROUND_OPEN) == NULL)
+        return status;
+    ferry__log(FERRY_LOG_WARN,
+               "%s: an earlier trainer left a round open; it is dropped",
+               c->address.base);
+    FERRY_TRY(drop_round(c, op));
+    return send_one(c, op, call, route, NULL, 0);
 }
 
 /* Pause and start are one operation, so that one cancel ends both. Kept
@@ -122,7 +154,7 @@ static ferry_status start(ferry__http_client *c, const char *call,
             atomic_store(&c->paused, true);
     }
     if (status == FERRY_OK)
-        status = send_one(c, &op, call, route, NULL, 0);
+        status = start_anew(c, &op, call, route);
     stays_paused(c, status);
     ferry__http_op_end(c, &op);
     return status;
@@ -199,10 +231,22 @@ static ferry_status http_prepare(void *self)
                 NULL, IN_ROUND);
 }
 
+/* Short, and not canceled itself. */
 static ferry_status http_abort(void *self)
 {
-    return post(self, "abort_weight_update", "/ferry/abort_weight_update", NULL,
-                AFTER);
+    ferry__http_client *c = self;
+    ferry__http_op op;
+    ferry_status status;
+
+    FERRY_TRY(ferry__http_op_begin(c, &op, "abort_weight_update", false));
+    if (op.timeout_ms > SHORT_TIMEOUT_MS)
+        op.timeout_ms = SHORT_TIMEOUT_MS;
+    status = send_one(c, &op, "abort_weight_update",
+                      "/ferry/abort_weight_update", NULL, 0);
+    if (status == FERRY_EROUTE)
+        status = drop_round(c, &op);
+    ferry__http_op_end(c, &op);
+    return status;
 }
 
 static void http_cancel(void *self)

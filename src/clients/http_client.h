@@ -50,6 +50,7 @@ typedef struct ferry__http_client {
     int64_t timeout_ms, connect_timeout_ms;
     bool pause;
     atomic_bool paused; /* by this client, not yet resumed */
+    atomic_bool inited; /* the servers' channel is this client's */
 
     pthread_mutex_t lock; /* guards what follows */
     ferry__http_line line;

@@ -576,6 +576,77 @@ static void abort_and_status_need_not_wait_for_an_update(void **state)
     tiny_http_stop(s);
 }
 
+/* ---- rounds that somebody left open at a vLLM server (D5) ---- */
+
+#define VLLM_OPEN                                                              \
+    "{\"error\":{\"message\":\"Worker failed with error 'start_weight_update " \
+    "called while a weight update is already active. Call "                    \
+    "finish_weight_update first.'\"}}"
+
+static const char ends_round[] = "{\"update_info\":{\"ferry_ends_round\":1}}";
+
+/* A server that has a round open until an update fails. */
+typedef struct vllm {
+    bool open;
+    int abort_code;
+} vllm;
+
+static tiny_reply as_vllm(void *arg, const tiny_request *request)
+{
+    vllm *v = arg;
+
+    if (strncmp(request->target, "/ferry/", 7) == 0)
+        return (tiny_reply){.code = v->abort_code};
+    if (strcmp(request->target, "/start_weight_update") == 0 && v->open)
+        return (tiny_reply){.code = 500, .body = VLLM_OPEN};
+    if (strcmp(request->target, "/update_weights") == 0) {
+        v->open = false;
+        return (tiny_reply){.code = 500, .body = "{\"error\":\"refused\"}"};
+    }
+    return (tiny_reply){0};
+}
+
+static void d5_an_abort_ends_the_round_of_a_vllm_server(void **state)
+{
+    vllm v = {.open = true, .abort_code = 404};
+    tiny_http *s = tiny_http_start("127.0.0.1", as_vllm, &v);
+    ferry_client c = open_client(tiny_http_url(s), 5000);
+
+    (void)state;
+    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_OK);
+    sent(s, 0, "POST", "/ferry/abort_weight_update", "");
+    sent(s, 1, "POST", "/update_weights", ends_round);
+    assert_int_equal(tiny_http_count(s), 2);
+    /* A failing abort of a server that has one stays what it is. */
+    v.abort_code = 500;
+    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EPEER);
+    assert_int_equal(tiny_http_count(s), 3);
+    ferry_client_close(&c);
+    tiny_http_stop(s);
+}
+
+static void d5_who_opened_the_channel_drops_an_older_round(void **state)
+{
+    vllm v = {.open = true, .abort_code = 404};
+    tiny_http *s = tiny_http_start("127.0.0.1", as_vllm, &v);
+    ferry_client c = open_client(tiny_http_url(s), 5000);
+
+    (void)state;
+    /* Whose channel it is, is not known yet: nothing is dropped. */
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_EPEER);
+    line_has("already active");
+    assert_true(v.open);
+    assert_int_equal(c.ops->init_weight_transfer_engine(c.self, "{}"),
+                     FERRY_OK);
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
+    sent(s, 2, "POST", "/start_weight_update", "");
+    sent(s, 3, "POST", "/update_weights", ends_round);
+    sent(s, 4, "POST", "/start_weight_update", "");
+    assert_int_equal(tiny_http_count(s), 5);
+    ferry_client_close(&c);
+    tiny_http_stop(s);
+}
+
 /* A trainer that gives up leaves its call behind; closing the client must
  * not pull the memory from under it. */
 static void closing_ends_a_call_that_was_left_behind(void **state)
@@ -744,6 +815,8 @@ int main(void)
         cmocka_unit_test(a_call_in_flight_can_be_canceled),
         cmocka_unit_test(connecting_can_be_canceled),
         cmocka_unit_test(abort_and_status_need_not_wait_for_an_update),
+        cmocka_unit_test(d5_an_abort_ends_the_round_of_a_vllm_server),
+        cmocka_unit_test(d5_who_opened_the_channel_drops_an_older_round),
         cmocka_unit_test(closing_ends_a_call_that_was_left_behind),
         cmocka_unit_test(a_torn_answer_is_an_error_and_no_second_request),
         cmocka_unit_test(answers_without_end_are_cut),
