@@ -70,6 +70,10 @@ typedef struct ferry_nccl_trainer_init_info {
                                peers; "nccl" (what vLLM's workers speak) */
     const char *rendezvous; /* with provider nccl: NULL or "store"; or
                                "unique_id", through the control plane */
+    const char *peers;      /* NULL or "auto": the servers are asked whether
+                               they are Ferry; "ferry": their workers are, as
+                               in a vLLM with Ferry's engines, which has no
+                               route that tells; "vllm": they are not */
 } ferry_nccl_trainer_init_info;
 extern const struct ferry_trainer_init_type ferry_nccl_trainer_init_type;
 #define FERRY_NCCL_TRAINER_INIT_INFO(rank_by_name)                             \
@@ -80,7 +84,7 @@ extern const struct ferry_trainer_init_type ferry_nccl_trainer_init_type;
          0,                                                                    \
          0,                                                                    \
          0},                                                                   \
-            0, 0, 0, 0, 0, 1, 1, {0, 0}, 0, 0                                  \
+            0, 0, 0, 0, 0, 1, 1, {0, 0}, 0, 0, 0                               \
     }
 
 typedef struct ferry_trainer ferry_trainer;

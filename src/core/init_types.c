@@ -46,6 +46,8 @@ static const ferry_field nccl_fields[] = {
      offsetof(ferry_nccl_trainer_init_info, provider), NULL, 0, 0},
     {"rendezvous", FERRY_FIELD_STR, 0,
      offsetof(ferry_nccl_trainer_init_info, rendezvous), NULL, 0, 0},
+    {"peers", FERRY_FIELD_STR, 0, offsetof(ferry_nccl_trainer_init_info, peers),
+     NULL, 0, 0},
 };
 
 FERRY_TRAINER_INIT_TYPE(ferry_nccl_trainer_init_type, "nccl",

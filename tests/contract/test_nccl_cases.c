@@ -675,6 +675,31 @@ static void peers_that_are_not_ferry_get_what_vllm_knows(void **state)
     }
 }
 
+/* Workers that are Ferry's behind servers that cannot say so, as a vLLM with
+ * its engines: told by the trainer, they get all that Ferry's peers get. */
+static void peers_may_be_stated(void **state)
+{
+    setup u;
+
+    (void)state;
+    open_workers(&u, plain, N_PLAIN, (rig_options){.tp_size = 2});
+    u.ops.status = NULL;
+    u.ops.init_weight_transfer_engine = keep_init;
+    bent = &u;
+    u.info.provider = "tcp";
+    u.info.peers = "ferry";
+    u.info.world_size = 3;
+    must(connect_trainer(&u));
+    assert_non_null(strstr(told[0], "\"transport\":\"ferry\""));
+    for (uint64_t seed = 1; seed < 3; seed++)
+        send_good(&u, seed, NULL);
+    u.info.peers = "owl";
+    says(connect_trainer(&u), "field peers: owl is none of auto, ferry, vllm");
+    u.info.peers = "vllm";
+    says(connect_trainer(&u), "field provider: tcp needs Ferry's own workers");
+    close_setup(&u);
+}
+
 /* ---- what init refuses ---- */
 
 static void init_refuses_in_words(void **state)
@@ -729,6 +754,7 @@ int main(void)
         cmocka_unit_test(o18_a_rank_that_is_claimed_twice),
         cmocka_unit_test(o10_other_ranks_drive_the_pass_in_lockstep),
         cmocka_unit_test(peers_that_are_not_ferry_get_what_vllm_knows),
+        cmocka_unit_test(peers_may_be_stated),
         cmocka_unit_test(init_refuses_in_words),
     };
 

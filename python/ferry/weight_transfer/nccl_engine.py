@@ -38,6 +38,10 @@ class NCCLTrainerInitInfo(TrainerInitInfo):
         vLLM's workers speak.
     rendezvous : str, optional
         With provider "nccl": None or "store"; or "unique_id".
+    peers : str, optional
+        None or "auto" asks the servers whether they are Ferry; "ferry" says
+        that their workers are, as in a vLLM with `ferry_nccl`; "vllm" that
+        they are not.
     deadline_ms, no_progress_ms : int
         As for `ipc`.
     """
@@ -53,6 +57,7 @@ class NCCLTrainerInitInfo(TrainerInitInfo):
     digest: bool = field(default=True, kw_only=True)
     provider: str | None = field(default=None, kw_only=True)
     rendezvous: str | None = field(default=None, kw_only=True)
+    peers: str | None = field(default=None, kw_only=True)
     deadline_ms: int = field(default=0, kw_only=True)
     no_progress_ms: int = field(default=0, kw_only=True)
 

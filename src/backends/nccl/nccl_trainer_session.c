@@ -50,12 +50,22 @@ static int64_t meeting_ms(const nccl__trainer *t)
 
 /* ---- before any worker is told ---- */
 
-/* An older host cannot ask the peers; then the provider says what they are,
- * since vLLM's workers speak nccl alone. */
+/* Who made the trainer may know better than the servers: a vLLM with Ferry's
+ * engines has no route that tells of them. An older host cannot ask the peers;
+ * then the provider says what they are, since vLLM's workers speak nccl
+ * alone. */
 static ferry_status learn_peers(nccl__trainer *t)
 {
-    const char *name = t->info->provider;
+    const char *name = t->info->provider, *peers = t->info->peers;
 
+    if (given(peers) && strcmp(peers, "auto") != 0) {
+        t->ferry = strcmp(peers, "ferry") == 0;
+        if (t->ferry || strcmp(peers, "vllm") == 0)
+            return FERRY_OK;
+        return ferry_fail(FERRY_EINVAL,
+                          "field peers: %s is none of auto, ferry, vllm",
+                          peers);
+    }
     if (FERRY_HOST_HAS(t->host, peers_are_ferry))
         return t->host->peers_are_ferry(t->ctx, &t->ferry);
     t->ferry =
@@ -75,7 +85,8 @@ static ferry_status choose_provider(nccl__trainer *t)
         return ferry_fail(FERRY_ENOTSUP,
                           "field provider: %s needs Ferry's own workers, and "
                           "the servers are not Ferry; nccl is what vLLM's "
-                          "workers speak",
+                          "workers speak (field peers says ferry where vLLM "
+                          "has Ferry's engines)",
                           name);
     FERRY_TRY(ferry__provider_find(name, &t->provider));
     FERRY_TRY(t->provider->available());
