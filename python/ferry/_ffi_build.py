@@ -59,6 +59,10 @@ void ferry_py_worker_abort(void *);
 ferry_status ferry_py_worker_drain(void *);
 void ferry_py_worker_shutdown(void *);
 void ferry_py_worker_destroy(void *);
+
+ferry_status ferry_py_receiver_load(void *, ferry_loader *, const char *,
+                                    const ferry_tensor *);
+ferry_status ferry_py_receiver_room(void *, const ferry_tensor *, void **);
 }
 """
 

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading a whole round into a model of vLLM in one short step.
+
+A rehearsal goes first: the model's own `load_weights` runs over tensors on
+the meta device, so that a name or a shape which the model refuses, and layers
+that the round would leave half written, are known while the weights still
+serve. Invariant: after a rehearsal, whatever it found, the model is as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+__all__ = ["Coverage", "load", "rehearse"]
+
+logger = logging.getLogger(__name__)
+
+Weights = Sequence[tuple[str, torch.Tensor]]
+
+# So far below the elements of any layer that none is complete, which is when
+# vLLM would write it.
+_FAR = 1 << 62
+
+
+@dataclass
+class Coverage:
+    """What a round would write, by layer.
+
+    Attributes
+    ----------
+    untouched : list of str
+        Layers of which nothing came; they keep their weights.
+    partial : list of str
+        Layers of which a part came; vLLM would fill the rest with garbage.
+    known : bool
+        False: this vLLM does not tell.
+    """
+
+    untouched: list[str] = field(default_factory=list)
+    partial: list[str] = field(default_factory=list)
+    known: bool = True
+
+
+def _optional(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return None
+
+
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """Allow what vLLM's own engines do: rounds may leave parts out."""
+    partial = _optional(
+        "vllm.model_executor.model_loader.mtp_validation",
+        "disable_mtp_completeness_check",
+    )
+    with torch.no_grad(), partial() if partial else contextlib.nullcontext():
+        yield
+
+
+def _infos(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, Any]]:
+    """Return vLLM's record of each layer, by the layer's name; {}: none."""
+    get = _optional(
+        "vllm.model_executor.model_loader.reload.layerwise",
+        "get_layerwise_info",
+    )
+    if get is None:
+        return {}
+    return {name: (layer, get(layer)) for name, layer in model.named_modules()}
+
+
+def _open_infos(model: torch.nn.Module) -> list[Any]:
+    return [info for _, info in _infos(model).values() if info.can_load()]
+
+
+def _forget(infos: list[Any]) -> None:
+    """Let finalize put back the old tensors, without a word of it."""
+    for info in infos:
+        if info.can_load():
+            info.load_numel = info.load_numel_total = 0
+            info.loaded_weights = []
+
+
+def _is_padded(layer: torch.nn.Module) -> bool:
+    """Whether its rows are padded beyond what any checkpoint has."""
+    return hasattr(layer, "org_vocab_size")
+
+
+def _defers(layer: torch.nn.Module) -> bool:
+    """Whether vLLM itself expects nothing of it: attention's scales."""
+    check = _optional(
+        "vllm.model_executor.layers.attention", "is_deferred_attention_layer"
+    )
+    return bool(check and check(layer))
+
+
+def _covered(model: torch.nn.Module) -> Coverage:
+    found = Coverage()
+    for name, (layer, info) in _infos(model).items():
+        if not info.can_load() or not info.load_numel_total:
+            continue
+        if _defers(layer):
+            continue
+        loaded = info.load_numel + _FAR
+        if loaded == 0:
+            found.untouched.append(name)
+        elif loaded < info.load_numel_total and not _is_padded(layer):
+            found.partial.append(name)
+    return found
+
+
+def rehearse(model: Any, model_config: Any, weights: Weights) -> Coverage:
+    """Load `weights` for show.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        With vLLM's `load_weights`.
+    model_config : object
+        vLLM's.
+    weights : sequence of (str, torch.Tensor)
+        Whole checkpoint tensors.
+
+    Raises
+    ------
+    Exception
+        What the model's loader says of a name or a shape.
+    """
+    if not _infos(model):
+        logger.warning(
+            "this vLLM has no record of its layers: a round that the model "
+            "refuses is found only while it is being loaded"
+        )
+        return Coverage(known=False)
+    initialize_layerwise_reload(model)
+    infos = _open_infos(model)
+    try:
+        for info in infos:
+            info.load_numel = -_FAR
+        with _loading():
+            model.load_weights(list(weights))
+        return _covered(model)
+    finally:
+        _forget(infos)
+        finalize_layerwise_reload(model, model_config)
+
+
+def load(model: Any, model_config: Any, weights: Weights) -> None:
+    """Load `weights`; no forward pass can run meanwhile.
+
+    Takes what `rehearse` does.
+
+    Raises
+    ------
+    Exception
+        What the model's loader says. Layers that were complete by then have
+        the new weights, all others the old ones.
+    """
+    initialize_layerwise_reload(model)
+    done = False
+    try:
+        with _loading():
+            model.load_weights(list(weights))
+        done = True
+    finally:
+        if not done:
+            _forget(_open_infos(model))
+        finalize_layerwise_reload(model, model_config)
