@@ -5,6 +5,7 @@
 # or run by hand. Does nothing when the environment is complete already.
 # VLLM_ENV_WHY says in one line why it could not be had.
 
+# shellcheck source=scripts/lib/setup.sh
 [ -n "${FERRY_ROOT:-}" ] || . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 VLLM_ENV="$FERRY_ROOT/build/venv-vllm"
 VLLM_ENV_WHEELS="$FERRY_ROOT/build/vllm-wheels"
@@ -29,6 +30,7 @@ vllm_env_fail() { VLLM_ENV_WHY="$*"; return 1; }
 vllm_env_pip() {
     local seconds=$1 log rc=0
     shift
+    [ "$seconds" -gt 0 ] || seconds=1
     log=$(mktemp)
     nice -n 10 timeout -k 10 "$seconds" "$VLLM_ENV/bin/python" -m pip "$@" \
         -q --disable-pip-version-check >"$log" 2>&1 || rc=$?
