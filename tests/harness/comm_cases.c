@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/thread.h"
+#include "harness/together.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -45,6 +46,7 @@ static int run_ranks(int32_t world, size_t slot_bytes, body_fn body,
     int bad = 0;
 
     assert_int_equal(maker->make(&group, world, slot_bytes), FERRY_OK);
+    together_begin();
     for (int32_t r = 0; r < world; r++) {
         pids[r] = fork();
         if (pids[r] == 0) {
@@ -332,9 +334,10 @@ static int late_body(ferry__comm *c)
     int64_t began = ferry__now_ns();
 
     if (c->rank == 0) {
-        usleep(600000);
+        together_await(c->world_size - 1);
         /* The others have given up; this is told, not waited for. */
         CHECK(c->ops->barrier(c, T) == FERRY_EPEER);
+        together_end(c->world_size);
         return 0;
     }
     CHECK(c->ops->barrier(c, 200) < 0);
@@ -344,7 +347,7 @@ static int late_body(ferry__comm *c)
         CHECK(strstr(ferry_last_error(), "200 ms") != NULL);
         CHECK(c->ops->barrier(c, T) == FERRY_ETIMEOUT);
     }
-    usleep(500000); /* alive while rank 0 calls */
+    together_end(c->world_size); /* alive while rank 0 calls */
     return 0;
 }
 
@@ -360,16 +363,16 @@ static int abort_body(ferry__comm *c)
     int64_t began = ferry__now_ns();
 
     if (c->rank == 0) {
-        usleep(100000);
+        usleep(50000); /* the others wait for it by then */
         c->ops->abort(c);
         CHECK(c->ops->barrier(c, T) == FERRY_ECANCELED);
-        usleep(300000);
+        together_end(c->world_size);
         return 0;
     }
     CHECK(c->ops->barrier(c, T) == FERRY_ECANCELED ||
           strstr(ferry_last_error(), "failed before"));
     CHECK(ferry__now_ns() - began < INT64_C(1000000000));
-    usleep(300000);
+    together_end(c->world_size);
     return 0;
 }
 
@@ -391,7 +394,7 @@ static int mismatch_body(ferry__comm *c)
     else
         status = c->ops->barrier(c, T);
     CHECK(status == FERRY_EMISMATCH || status == FERRY_EPEER);
-    usleep(200000);
+    together_end(c->world_size);
     return 0;
 }
 
@@ -441,12 +444,13 @@ static int pull_body(ferry__comm *c)
         bytes[i] = c->rank == 0 ? byte_of(77, i) : 0;
     CHECK(share_key(c, bytes, PULL_BYTES, &key) == FERRY_OK);
     if (c->rank == 0)
-        usleep(300000);
+        together_await(c->world_size - 1);
     for (size_t p = 0; c->rank > 0 && p < sizeof(parts) / sizeof(*parts); p++) {
         CHECK(c->ops->pull(c, bytes, parts[p][1], 0, key.key, key.bytes,
                            parts[p][0], T) == FERRY_OK);
         CHECK(pulled_right(bytes, parts[p][0], parts[p][1]));
     }
+    together_end(c->world_size);
     CHECK(c->ops->barrier(c, T) == FERRY_OK);
     if (c->rank == 0)
         c->ops->unexpose(c, bytes);
@@ -561,6 +565,7 @@ static void ranks_may_be_threads(void **state)
 
     (void)state;
     assert_int_equal(maker->make(&group, 3, 4096), FERRY_OK);
+    together_begin();
     for (int32_t i = 0; i < 3; i++) {
         t[i] = (threaded){&group, i, 1};
         assert_int_equal(

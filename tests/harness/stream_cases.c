@@ -5,11 +5,11 @@
 #include "harness/stream_cases.h"
 
 #include "base/clock.h"
+#include "harness/together.h"
 
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,11 +38,8 @@ static ferry__stream_options options;
 static int32_t victim; /* the rank that dies or gives up */
 static int64_t silence_ms;
 
-/* In memory of all ranks. */
-static struct {
-    _Atomic int64_t deed_ns; /* when the victim's deed was done */
-    atomic_int ended;        /* ranks that are through */
-} * shared;
+/* In memory of all ranks: when the victim's deed was done. */
+static _Atomic int64_t *deed_ns;
 
 static int run_one(comm_group *group, int32_t rank, body_fn body)
 {
@@ -68,7 +65,8 @@ static int run_ranks(int32_t world, body_fn body)
     int bad = 0;
 
     assert_int_equal(maker->group->make(&group, world, 4096), FERRY_OK);
-    memset(shared, 0, sizeof(*shared));
+    together_begin();
+    *deed_ns = 0;
     for (int32_t r = 0; r < world; r++) {
         pids[r] = fork();
         if (pids[r] == 0) {
@@ -251,28 +249,13 @@ static void a_stream_lasts_for_many_rounds(void **state)
 
 /* ---- failures ---- */
 
-/* Lives on until so many ranks are through, so that what they saw was not
- * this rank's end. That they get there without it is for their own checks;
- * here an alarm ends a wait that is none. */
-static void await_ended(int n)
-{
-    while (atomic_load(&shared->ended) < n)
-        usleep(1000);
-}
-
-static void end_together(int n)
-{
-    atomic_fetch_add(&shared->ended, 1);
-    await_ended(n);
-}
-
 static ferry_status refuse_after(void *arg, const char *what)
 {
     const int64_t *at_ns = arg;
 
     if (ferry__now_ns() < *at_ns)
         return FERRY_OK;
-    shared->deed_ns = ferry__now_ns();
+    *deed_ns = ferry__now_ns();
     return ferry_fail(FERRY_ETIMEOUT, "the owner had enough of %s", what);
 }
 
@@ -294,7 +277,7 @@ static ferry_status stream_on(ferry__comm *c, ferry__stream *s, int deadly)
             status =
                 root ? s->ops->reserve(s, &out, &n) : s->ops->peek(s, &in, &n);
             if (status >= 0 && --deadly == 0) {
-                shared->deed_ns = ferry__now_ns();
+                *deed_ns = ferry__now_ns();
                 raise(SIGKILL);
             }
             if (status >= 0)
@@ -316,11 +299,11 @@ static int check_failure(ferry__comm *c, ferry__stream *s, ferry_status status,
     const uint64_t sizes[] = {1};
 
     CHECK(status < 0);
-    CHECK(shared->deed_ns != 0);
-    if (now - shared->deed_ns >= bound_ms * 1000000)
+    CHECK(*deed_ns != 0);
+    if (now - *deed_ns >= bound_ms * 1000000)
         fprintf(stderr, "rank %d took %.1f ms: %s\n", c->rank,
-                (double)(now - shared->deed_ns) / 1e6, ferry_last_error());
-    CHECK(now - shared->deed_ns < bound_ms * 1000000);
+                (double)(now - *deed_ns) / 1e6, ferry_last_error());
+    CHECK(now - *deed_ns < bound_ms * 1000000);
     /* Every later call fails alike. */
     CHECK(s->ops->begin(s, sizes, 1) == status);
     CHECK(s->ops->end(s) == status);
@@ -341,13 +324,13 @@ static int check_body(ferry__comm *c, ferry__stream *s)
         c->check = refuse_after;
         c->check_arg = &at_ns;
     } else if (c->rank == silent) {
-        await_ended(c->world_size - 1);
+        together_await(c->world_size - 1);
     }
     status = stream_on(c, s, 0);
     rc = check_failure(c, s, status, c->rank == silent ? 1500 : 400);
     if (c->rank == victim)
         CHECK(strstr(ferry_last_error(), "the owner had enough"));
-    end_together(c->world_size);
+    together_end(c->world_size);
     return rc;
 }
 
@@ -357,15 +340,15 @@ static int silent_body(ferry__comm *c, ferry__stream *s)
     int64_t began = ferry__now_ns();
     ferry_status status;
 
-    shared->deed_ns = began;
+    *deed_ns = began;
     if (c->rank == victim)
-        await_ended(c->world_size - 1);
+        together_await(c->world_size - 1);
     status = stream_on(c, s, 0);
     CHECK(status == FERRY_ENOPROGRESS || status == FERRY_ETIMEOUT ||
           status == FERRY_EPEER || status == FERRY_ECANCELED);
     CHECK(strstr(ferry_last_error(), "rank "));
     CHECK(c->rank == victim || ferry__now_ns() - began < INT64_C(1100000000));
-    end_together(c->world_size);
+    together_end(c->world_size);
     return 0;
 }
 
@@ -379,7 +362,7 @@ static int killed_body(ferry__comm *c, ferry__stream *s)
     CHECK(status == FERRY_EPEER);
     CHECK(strstr(ferry_last_error(), maker->names_the_first ? "rank " : name));
     rc = check_failure(c, s, status, maker->death_ms);
-    end_together(c->world_size - 1);
+    together_end(c->world_size - 1);
     return rc;
 }
 
@@ -390,13 +373,13 @@ static int abort_body(ferry__comm *c, ferry__stream *s)
 
     if (c->rank == victim) {
         usleep(30000);
-        shared->deed_ns = ferry__now_ns();
+        *deed_ns = ferry__now_ns();
         c->ops->abort(c);
     }
     status = stream_on(c, s, 0);
     CHECK(status == FERRY_ECANCELED || status == FERRY_EPEER);
     rc = check_failure(c, s, status, 500);
-    end_together(c->world_size);
+    together_end(c->world_size);
     return rc;
 }
 
@@ -407,7 +390,7 @@ static int left_body(ferry__comm *c, ferry__stream *s)
 
     CHECK(one_round(c, s, 7, sizes, 2) == 0);
     CHECK(c->ops->barrier(c, T) == FERRY_OK);
-    shared->deed_ns = ferry__now_ns();
+    *deed_ns = ferry__now_ns();
     if (c->rank == victim) {
         usleep(20000); /* the others wait for it by then */
         CHECK(s->ops->begin(s, sizes, 2) == FERRY_OK);
@@ -534,9 +517,9 @@ int stream_cases_run(const stream_maker *m)
     };
 
     maker = m;
-    shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE,
-                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED)
+    deed_ns = mmap(NULL, sizeof(*deed_ns), PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (deed_ns == MAP_FAILED)
         return 1;
     print_message("streams: %s\n", m->name);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,6 +11,7 @@
 #include "comm/tcp.h"
 #include "comm/tcp_address.h"
 #include "harness/comm_cases.h"
+#include "harness/together.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -24,7 +25,7 @@
 #include <cmocka.h>
 
 #define T     5000
-#define SOON  300 /* a bound that a lost message runs into */
+#define SOON  120 /* a bound that a lost message runs into */
 #define BYTES 100000
 
 /* ---- groups ---- */
@@ -118,6 +119,7 @@ static void run_over(const comm_maker *m, int32_t world, const char *fault,
     int bad = 0;
 
     assert_int_equal(m->make(&g, world, 4096), FERRY_OK);
+    together_begin();
     for (int32_t r = 0; r < world; r++) {
         pids[r] = fork();
         if (pids[r] == 0)
@@ -338,7 +340,7 @@ static bool in_bound(int64_t from_ns)
 {
     int64_t ms = (ferry__now_ns() - from_ns) / 1000000;
 
-    return ms >= SOON - 50 && ms < SOON + 2000;
+    return ms >= SOON - 20 && ms < SOON + 2000;
 }
 
 static int lose_a_send(ferry__comm *c)
@@ -347,12 +349,13 @@ static int lose_a_send(ferry__comm *c)
 
     if (c->rank == 0) {
         HOLD(c->ops->send(c, &x, sizeof(x), 1, T) == FERRY_OK);
-        ferry__sleep_ms(SOON + 100); /* it lives until the bound is met */
+        together_end(c->world_size); /* alive until the bound is met */
         return 0;
     }
     HOLD(c->ops->recv(c, &x, sizeof(x), 0, SOON) == FERRY_ETIMEOUT);
     HOLD(in_bound(from_ns));
     HOLD(strstr(ferry_last_error(), "rank 0"));
+    together_end(c->world_size);
     return 0;
 }
 
@@ -369,11 +372,12 @@ static int lose_a_broadcast(ferry__comm *c)
 
     if (c->rank == 0) {
         HOLD(c->ops->broadcast(c, &x, sizeof(x), 0, T) == FERRY_OK);
-        ferry__sleep_ms(SOON + 100);
+        together_end(c->world_size);
         return 0;
     }
     HOLD(c->ops->broadcast(c, &x, sizeof(x), 0, SOON) == FERRY_ETIMEOUT);
     HOLD(in_bound(from_ns));
+    together_end(c->world_size);
     return 0;
 }
 
@@ -391,7 +395,7 @@ static int cut_the_pair(ferry__comm *c)
     if (c->rank == 0) {
         HOLD(c->ops->send(c, &x, sizeof(x), 1, T) == FERRY_OK);
         HOLD(c->ops->send(c, &x, sizeof(x), 1, T) == FERRY_OK);
-        ferry__sleep_ms(2 * SOON + 200);
+        together_end(c->world_size);
         return 0;
     }
     HOLD(c->ops->recv(c, &x, sizeof(x), 0, T) == FERRY_OK);
@@ -399,6 +403,7 @@ static int cut_the_pair(ferry__comm *c)
     HOLD(c->ops->recv(c, &x, sizeof(x), 0, SOON) == FERRY_ETIMEOUT);
     HOLD(in_bound(from_ns));
     HOLD(c->ops->recv(c, &x, sizeof(x), 0, SOON) == FERRY_ECANCELED);
+    together_end(c->world_size);
     return 0;
 }
 
@@ -417,12 +422,12 @@ static int cut_both_ways(ferry__comm *c)
     if (c->rank == 1) {
         HOLD(c->ops->send(c, &x, sizeof(x), 0, T) == FERRY_OK); /* lost */
         HOLD(c->ops->send(c, &x, sizeof(x), 2, T) == FERRY_OK);
-        ferry__sleep_ms(SOON + 200);
     } else if (c->rank == 0) {
         HOLD(c->ops->recv(c, &x, sizeof(x), 1, SOON) == FERRY_ETIMEOUT);
     } else {
         HOLD(c->ops->recv(c, &x, sizeof(x), 1, T) == FERRY_OK && x == 1);
     }
+    together_end(c->world_size);
     return 0;
 }
 
@@ -462,7 +467,7 @@ static int miss_a_barrier(ferry__comm *c)
 
     HOLD(c->ops->barrier(c, SOON) == FERRY_ETIMEOUT);
     HOLD(in_bound(from_ns));
-    ferry__sleep_ms(100);
+    together_end(c->world_size);
     return 0;
 }
 
@@ -502,10 +507,11 @@ static int fail_once(ferry__comm *c)
 
     if (c->rank == 0) {
         HOLD(c->ops->send(c, &x, sizeof(x), 1, T) == FERRY_OK);
-        ferry__sleep_ms(100);
+        together_end(c->world_size);
         return 0;
     }
     HOLD(c->ops->recv(c, &x, sizeof(x), 0, T) == FERRY_EIO);
+    together_end(c->world_size);
     HOLD(strcmp(ferry_last_error(),
                 "fault: rank 1 fails while it receives in recv") == 0);
     return 0;
@@ -534,7 +540,7 @@ static int stall_within_bounds(ferry__comm *c)
 
     if (c->rank == 0) {
         HOLD(c->ops->send(c, &x, sizeof(x), 1, T) == FERRY_OK);
-        ferry__sleep_ms(SOON + 100);
+        together_end(c->world_size);
         return 0;
     }
     c->check = give_up;
@@ -542,6 +548,7 @@ static int stall_within_bounds(ferry__comm *c)
     HOLD(c->ops->recv(c, &x, sizeof(x), 0, T) == FERRY_ENOPROGRESS);
     HOLD(in_bound(from_ns));
     HOLD(strcmp(ferry_last_error(), "enough of recv") == 0);
+    together_end(c->world_size);
     return 0;
 }
 
@@ -611,7 +618,7 @@ static ferry_status run_stream(ferry__comm *c, unsigned char *bytes)
     ferry__stream_options o = {.n_buffers = 2,
                                .buffer_bytes = 50000,
                                .timeout_ms = T,
-                               .no_progress_ms = SOON};
+                               .no_progress_ms = 300};
     ferry__stream *s = NULL;
     ferry_status st;
 
