@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 # After a first failure the others are waited for so much longer; where they
 # may wait for bytes that will not come any more, for less.
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 2.0
 STARVED_SECONDS = 0.5
 # How often a waiting call looks whether it was canceled.
 LOOK_SECONDS = 0.1
