@@ -84,9 +84,11 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 class VllmServer:
-    """vLLM's OpenAI server over a checkpoint, with backend `nccl`."""
+    """vLLM's OpenAI server over a checkpoint, by default with its own
+    backend `nccl`."""
 
-    def __init__(self, folder: Path, model: Path, tp: int = 1) -> None:
+    def __init__(self, folder: Path, model: Path, tp: int = 1,
+                 backend: str = "nccl", *more: str, **env_more: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.tp, self.stopped = tp, False
         self.log_path = folder / "vllm.log"
@@ -99,11 +101,13 @@ class VllmServer:
             "--dtype", "bfloat16", "--max-model-len", "512",
             "--max-num-seqs", "8", "--enforce-eager", "--enable-scale-out",
             "--tensor-parallel-size", str(tp),
-            "--weight-transfer-config", '{"backend":"nccl"}',
+            "--weight-transfer-config", json.dumps({"backend": backend}),
+            *more,
         ]
         # The routes of weight transfer are there in dev mode only.
         env = environment(
-            folder, VLLM_SERVER_DEV_MODE="1", VLLM_CPU_KVCACHE_SPACE="1"
+            folder, VLLM_SERVER_DEV_MODE="1", VLLM_CPU_KVCACHE_SPACE="1",
+            **env_more,
         )
         if tp > 1:
             # Else each rank looks for a NUMA node of its own.
@@ -118,7 +122,11 @@ class VllmServer:
             stdin=subprocess.DEVNULL, env=env, cwd=folder,
             start_new_session=True, preexec_fn=end_with_parent,
         )
-        self._wait_up(begin + START_SECONDS)
+        try:
+            self._wait_up(begin + START_SECONDS)
+        except BaseException:  # an interrupt as well: nobody else has it
+            self.stop()
+            raise
         self.start_seconds = time.monotonic() - begin
 
     def _wait_up(self, deadline: float) -> None:
@@ -130,7 +138,6 @@ class VllmServer:
                 pass
             ended = self.process.poll() is not None
             if ended or time.monotonic() > deadline:
-                self.stop()
                 what = "ended" if ended else "did not come up"
                 raise RuntimeError(f"vLLM {what}:\n{self.log_tail()}")
             time.sleep(0.5)
