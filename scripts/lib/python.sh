@@ -13,6 +13,8 @@ FERRY_TORCH_VENV="${FERRY_TORCH_VENV:-$FERRY_ROOT/build/venv-torch}"
 FERRY_TORCH_PIP="${FERRY_TORCH_PIP:-torch==2.13.0}"
 FERRY_PYTHON_PIP="numpy==2.3.5 cffi==2.1.1 typing_extensions safetensors
     mypy==2.4.1 ruff==0.17.6 pytest==9.2.0 pytest-timeout==2.4.0"
+# Its tests are skipped where it cannot be had.
+FERRY_RAY_PIP="ray==2.60.0"
 
 python_setup() {
     local python="$FERRY_TORCH_VENV/bin/python" log why
@@ -32,6 +34,18 @@ python_setup() {
     fi
     rm -f "$log"
     printf '%s\n' "$want" >"$stamp"
+}
+
+python_setup_ray() {
+    local python="$FERRY_TORCH_VENV/bin/python" log
+    "$python" -c 'import ray' >/dev/null 2>&1 && return
+    setup_say "installing with pip: $FERRY_RAY_PIP"
+    log=$(mktemp)
+    "$python" -m pip install -q --disable-pip-version-check \
+        "$FERRY_RAY_PIP" >"$log" 2>&1 ||
+        setup_say "no Ray, its tests are skipped:" \
+            "$(grep -m1 '^ERROR' "$log" || tail -n 1 "$log")"
+    rm -f "$log"
 }
 
 # The binding and all that the tests start, in build/.
@@ -59,6 +73,7 @@ python_style() {
 # All of it, as parts of a test run.
 python_parts() {
     part_check "python environment" python_setup || return 1
+    python_setup_ray
     part_check "python types" python_types || true
     part_check "python style" python_style || true
     part_check "python build" python_build || return 1
