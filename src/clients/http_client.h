@@ -51,6 +51,7 @@ typedef struct ferry__http_client {
     bool pause;
     atomic_bool paused; /* by this client, not yet resumed */
     atomic_bool inited; /* the servers' channel is this client's */
+    atomic_bool fresh;  /* the next request opens a connection */
 
     pthread_mutex_t lock; /* guards what follows */
     ferry__http_line line;

@@ -210,6 +210,14 @@ static void set_way(const ferry__http_client *c, CURL *easy)
     set_protocols(easy);
 }
 
+/* uvicorn closes a connection on which its application failed, right after
+ * the answer: a request that went out on it would be lost. */
+static void set_fresh(ferry__http_client *c, CURL *easy)
+{
+    if (atomic_exchange(&c->fresh, false))
+        curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
+}
+
 static void set_bounds(const ferry__http_client *c, const ferry__http_op *op,
                        CURL *easy)
 {
@@ -360,6 +368,8 @@ static ferry_status perform(ferry__http_client *c, ferry__http_op *op,
     if (code != CURLE_OK)
         return transfer_failed(c, op, code, t);
     curl_easy_getinfo(op->line.easy, CURLINFO_RESPONSE_CODE, &t->reply->code);
+    if (t->reply->code >= 500)
+        atomic_store(&c->fresh, true);
     return FERRY_OK;
 }
 
@@ -381,6 +391,7 @@ ferry_status ferry__http_request(ferry__http_client *c, ferry__http_op *op,
     } else {
         curl_easy_reset(easy);
         set_way(c, easy);
+        set_fresh(c, easy);
         set_bounds(c, op, easy);
         set_request(easy, get, url.data, body, body_bytes);
         set_callbacks(easy, &t);

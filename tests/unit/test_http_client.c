@@ -124,6 +124,24 @@ static void c1_calls_are_vllms_routes_with_its_json(void **state)
     tiny_http_stop(s);
 }
 
+/* vLLM's server closes the connection after an answer of 500, which may be
+ * seen too late. */
+static void a_connection_is_not_used_after_a_failing_answer(void **state)
+{
+    script told = {{{"/update_weights", {.code = 500}}}};
+    tiny_http *s = tiny_http_start("127.0.0.1", follow, &told);
+    ferry_client c = open_client(tiny_http_url(s), 5000);
+
+    (void)state;
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
+    assert_int_equal(c.ops->update_weights(c.self, "{}"), FERRY_EPEER);
+    assert_int_equal(tiny_http_request(s, 1)->connection, 1);
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
+    assert_int_equal(tiny_http_request(s, 2)->connection, 2);
+    ferry_client_close(&c);
+    tiny_http_stop(s);
+}
+
 static void o15_addresses_are_read_as_users_write_them(void **state)
 {
     tiny_http *s = tiny_http_start("127.0.0.1", NULL, NULL);
@@ -799,6 +817,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(c1_calls_are_vllms_routes_with_its_json),
+        cmocka_unit_test(a_connection_is_not_used_after_a_failing_answer),
         cmocka_unit_test(o15_addresses_are_read_as_users_write_them),
         cmocka_unit_test(o15_ipv6_needs_brackets_and_works_with_them),
         cmocka_unit_test(malformed_addresses_are_refused_in_words),
