@@ -36,7 +36,8 @@ from ferry.vllm.reload import Coverage, load, rehearse
 
 __all__ = ["FerryIPCEngine", "FerryNCCLEngine", "Options"]
 
-logger = logging.getLogger(__name__)
+# A child of vLLM's, so that it is seen where vLLM logs.
+logger = logging.getLogger("vllm.ferry.engine")
 
 _NAMED = 4  # layers that a message names
 

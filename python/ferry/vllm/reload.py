@@ -24,7 +24,8 @@ from vllm.model_executor.model_loader.reload import (
 
 __all__ = ["Coverage", "load", "rehearse"]
 
-logger = logging.getLogger(__name__)
+# A child of vLLM's, so that it is seen where vLLM logs.
+logger = logging.getLogger("vllm.ferry.reload")
 
 Weights = Sequence[tuple[str, torch.Tensor]]
 
@@ -57,6 +58,28 @@ def _optional(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return None
+
+
+class _Pass:
+    """Runs through the weights once and knows how far it came."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.at = ""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self._weights:
+            self.at = name
+            yield name, tensor
+        self.at = ""
+
+    def named(self, error: Exception) -> Exception:
+        """Return the error with the parameter, where it does not say."""
+        if not self.at or self.at in str(error):
+            return error
+        return RuntimeError(
+            f"parameter {self.at}: {type(error).__name__}: {error}"
+        )
 
 
 @contextlib.contextmanager
@@ -106,17 +129,28 @@ def _defers(layer: torch.nn.Module) -> bool:
     return bool(check and check(layer))
 
 
+def _wanted(layer: torch.nn.Module) -> int:
+    """Elements that a checkpoint has of a layer; buffers it need not have."""
+    skipped = _optional(
+        "vllm.model_executor.model_loader.reload.meta", "SKIP_LOAD_TENSORS"
+    )
+    return sum(
+        getattr(param, "weight_loader_numel", param.numel())
+        for name, param in layer.named_parameters(recurse=False)
+        if name not in (skipped or ())
+    )
+
+
 def _covered(model: torch.nn.Module) -> Coverage:
     found = Coverage()
     for name, (layer, info) in _infos(model).items():
-        if not info.can_load() or not info.load_numel_total:
-            continue
-        if _defers(layer):
+        wanted = _wanted(layer)
+        if not info.can_load() or wanted == 0 or _defers(layer):
             continue
         loaded = info.load_numel + _FAR
         if loaded == 0:
             found.untouched.append(name)
-        elif loaded < info.load_numel_total and not _is_padded(layer):
+        elif loaded < wanted and not _is_padded(layer):
             found.partial.append(name)
     return found
 
@@ -149,8 +183,12 @@ def rehearse(model: Any, model_config: Any, weights: Weights) -> Coverage:
     try:
         for info in infos:
             info.load_numel = -_FAR
-        with _loading():
-            model.load_weights(list(weights))
+        come = _Pass(weights)
+        try:
+            with _loading():
+                model.load_weights(iter(come))
+        except Exception as error:
+            raise come.named(error) from error
         return _covered(model)
     finally:
         _forget(infos)
