@@ -10,7 +10,7 @@
 #define SLAB_BYTES     16384        /* of source, hashed then copied */
 #define PLANE_BYTES    (512 * 1024) /* the same where tiles are turned */
 #define STEP_BYTES     4096         /* of a long run: hash, then store */
-#define STREAM_BYTES   (256 * 1024) /* of destination: past the cache */
+#define STREAM_BYTES   (32 * 1024)  /* of destination: past the cache */
 #define EQUAL_ELEMENTS 2048         /* converted, then compared */
 #define GATHER_BELOW   512          /* shorter runs are gathered to be hashed */
 #define LONG_RUN       1024         /* hashed and stored in steps */
@@ -210,6 +210,8 @@ static void hash_copy_run(const copy_job *job, char *dst, const char *src,
         ferry__xxh3_update(job->digest, src, step);
         if (job->stream)
             ferry__stream_copy(dst, src, step, n > step);
+        else if (n > step)
+            ferry__hot_copy(dst, src, step);
         else
             memcpy(dst, src, step);
         if (step == n)
@@ -271,6 +273,21 @@ static bool slabs_keep_blocks(const ferry__copy_op *op)
     return block_dim(op) == op->ndim - 1;
 }
 
+static void run_merged(const ferry__copy_op *op, const copy_job *job)
+{
+    if (job->digest && is_long_runs(op)) {
+        hash_copy_runs(op, job);
+    } else if (job->digest && slabs_keep_blocks(op)) {
+        /* A slab has a multiple of 32 elements of every type, so one that is
+         * a range of the innermost dimension ends on a block. */
+        each_slab(op, copy_elements(op), copy_part, (void *)(uintptr_t)job);
+    } else {
+        if (job->digest)
+            ferry__copy_digest(op, job->src, job->digest);
+        ferry__copy_box(op, job->dst, job->src, job->stream);
+    }
+}
+
 void ferry__copy_run(const ferry__copy_op *op, void *dst, const void *src,
                      ferry__xxh3_state *digest)
 {
@@ -279,19 +296,20 @@ void ferry__copy_run(const ferry__copy_op *op, void *dst, const void *src,
     if (ferry__op_numel(&merged) == 0)
         return;
     copy_job job = {dst, src, digest, want_stream(&merged)};
-    if (digest && is_long_runs(&merged)) {
-        hash_copy_runs(&merged, &job);
-    } else if (digest && slabs_keep_blocks(&merged)) {
-        /* A slab has a multiple of 32 elements of every type, so one that is
-         * a range of the innermost dimension ends on a block. */
-        each_slab(&merged, copy_elements(&merged), copy_part, &job);
-    } else {
-        if (digest)
-            ferry__copy_digest(&merged, src, digest);
-        ferry__copy_box(&merged, dst, src, job.stream);
-    }
+    run_merged(&merged, &job);
     if (job.stream)
         ferry__stream_end();
+}
+
+void ferry__copy_hot(const ferry__copy_op *op, void *dst, const void *src,
+                     ferry__xxh3_state *digest)
+{
+    ferry__copy_op merged = *op;
+    ferry__op_merge(&merged);
+    if (ferry__op_numel(&merged) == 0)
+        return;
+    copy_job job = {dst, src, digest, false};
+    run_merged(&merged, &job);
 }
 
 /* ---- comparing ---- */

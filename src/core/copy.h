@@ -46,10 +46,15 @@ void ferry__op_between(const ferry_tensor *dst, const ferry_tensor *src,
  * destination stride 1 has whole blocks. */
 void ferry__copy_run(const ferry__copy_op *op, void *dst, const void *src,
                      ferry__xxh3_state *digest);
+/* The same into memory that somebody reads next: never past the cache. */
+void ferry__copy_hot(const ferry__copy_op *op, void *dst, const void *src,
+                     ferry__xxh3_state *digest);
 /* Packs elements [first, first + count) of the tensor's logical order at
  * `out`, of any alignment. */
 void ferry__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
                        void *out);
+void ferry__copy_range_hot(const ferry_tensor *tensor, int64_t first,
+                           int64_t count, void *out);
 /* Only hashes the box. */
 void ferry__copy_digest(const ferry__copy_op *op, const void *src,
                         ferry__xxh3_state *digest);

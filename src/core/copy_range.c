@@ -9,6 +9,8 @@ typedef struct range_copy {
     const ferry_tensor *tensor;
     char *out;
     int64_t first;
+    void (*copy)(const ferry__copy_op *op, void *dst, const void *src,
+                 ferry__xxh3_state *digest);
 } range_copy;
 
 /* The logical order of the tensor is the clip's source; the copy goes the
@@ -24,13 +26,13 @@ static void copy_part(void *arg, const ferry__copy_op *op)
     }
     copy.src_offset = op->dst_offset;
     copy.dst_offset = op->src_offset - r->first;
-    ferry__copy_run(&copy, r->out, ferry_tensor_data(r->tensor), NULL);
+    r->copy(&copy, r->out, ferry_tensor_data(r->tensor), NULL);
 }
 
-void ferry__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
-                       void *out)
+static void copy_all(range_copy *r, int64_t count)
 {
-    range_copy r = {tensor, out, first};
+    const ferry_tensor *tensor = r->tensor;
+    int64_t first = r->first;
     ferry__copy_op op;
     int64_t stride = 1;
 
@@ -43,7 +45,7 @@ void ferry__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
         op.shape[0] = count;
         op.src_stride[0] = op.dst_stride[0] = 1;
         op.src_offset = first;
-        ferry__copy_run(&op, out, ferry_tensor_data(tensor), NULL);
+        r->copy(&op, r->out, ferry_tensor_data(tensor), NULL);
         return;
     }
     op.ndim = tensor->ndim;
@@ -53,5 +55,21 @@ void ferry__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
         op.dst_stride[d] = tensor->stride[d];
         stride *= tensor->shape[d];
     }
-    ferry__op_clip(&op, first, count, copy_part, &r);
+    ferry__op_clip(&op, first, count, copy_part, r);
+}
+
+void ferry__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
+                       void *out)
+{
+    range_copy r = {tensor, out, first, ferry__copy_run};
+
+    copy_all(&r, count);
+}
+
+void ferry__copy_range_hot(const ferry_tensor *tensor, int64_t first,
+                           int64_t count, void *out)
+{
+    range_copy r = {tensor, out, first, ferry__copy_hot};
+
+    copy_all(&r, count);
 }

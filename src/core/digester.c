@@ -12,6 +12,7 @@
 
 typedef struct unique {
     ferry__copy_op op;
+    bool whole; /* all elements in their order */
     uint64_t value;
 } unique;
 
@@ -50,6 +51,17 @@ static ferry__copy_op op_of(const ferry_box *box, ferry_dtype dtype)
     return op;
 }
 
+static bool is_whole(const ferry__copy_op *op, const ferry_param_meta *meta)
+{
+    ferry__copy_op merged = *op;
+
+    ferry__op_merge(&merged);
+    return merged.src_offset == 0 &&
+           ferry__op_numel(&merged) == ferry__meta_numel(meta) &&
+           (merged.ndim == 0 ||
+            (merged.ndim == 1 && merged.src_stride[0] == 1));
+}
+
 static bool same_box(const ferry__copy_op *a, const ferry__copy_op *b)
 {
     bool same = a->ndim == b->ndim && a->src_offset == b->src_offset;
@@ -62,10 +74,10 @@ static bool same_box(const ferry__copy_op *a, const ferry__copy_op *b)
 
 /* Number of the box among the uniques of the parameter being added. */
 static ferry_status add_box(ferry__digester *d, size_t from,
-                            const ferry_box *box, ferry_dtype dtype,
+                            const ferry_box *box, const ferry_param_meta *meta,
                             uint32_t *out)
 {
-    ferry__copy_op op = op_of(box, dtype);
+    ferry__copy_op op = op_of(box, meta->dtype);
     size_t i = from;
 
     while (i < d->n_uniques && !same_box(&d->uniques[i].op, &op))
@@ -73,7 +85,7 @@ static ferry_status add_box(ferry__digester *d, size_t from,
     if (i == d->n_uniques) {
         FERRY_TRY(ferry__grow(&d->uniques, &d->capacity, d->n_uniques,
                               sizeof(*d->uniques)));
-        d->uniques[d->n_uniques++] = (unique){op, 0};
+        d->uniques[d->n_uniques++] = (unique){op, is_whole(&op, meta), 0};
     }
     *out = (uint32_t)i;
     return FERRY_OK;
@@ -88,7 +100,7 @@ static ferry_status add_param(ferry__digester *d, size_t param)
         const ferry__box_lists *list = d->lists[p];
 
         for (size_t b = list->first[param]; b < list->first[param + 1]; b++)
-            FERRY_TRY(add_box(d, from, &list->boxes[b], d->params[param].dtype,
+            FERRY_TRY(add_box(d, from, &list->boxes[b], &d->params[param],
                               &d->index[p][b]));
     }
     d->first[param + 1] = d->n_uniques;
@@ -191,6 +203,53 @@ void ferry__digester_feed(ferry__digester *d, size_t i, const void *bytes,
             ferry__op_clip(&box->op, first, count, feed_part, d);
         if (first + count == numel)
             box->value = ferry__xxh3_value(d->state);
+    }
+}
+
+/* ---- packing and hashing in one pass ---- */
+
+/* Small enough to be hashed while the copy left it in the nearest cache. */
+#define STEP_BYTES ((int64_t)16 << 10)
+
+static void copy_whole(ferry__digester *d, size_t i, const void *bytes,
+                       int64_t first, int64_t count, void *out)
+{
+    const ferry_param_meta *meta = &d->params[i];
+    ferry__copy_op op = {.ndim = 1,
+                         .shape = {count},
+                         .src_stride = {1},
+                         .dst_stride = {1},
+                         .src_dtype = meta->dtype,
+                         .dst_dtype = meta->dtype};
+
+    if (first == 0)
+        ferry__xxh3_reset(d->states[0]);
+    ferry__copy_hot(&op, out, bytes, d->states[0]);
+    if (first + count == ferry__meta_numel(meta))
+        d->uniques[d->first[i]].value = ferry__xxh3_value(d->states[0]);
+}
+
+void ferry__digester_pack(ferry__digester *d, size_t i,
+                          const ferry_tensor *tensor, int64_t first,
+                          int64_t count, void *out)
+{
+    int64_t elem = (int64_t)ferry_dtype_bytes(tensor->dtype);
+    int64_t step = STEP_BYTES / elem;
+    bool contiguous = ferry_tensor_is_contiguous(tensor);
+    const char *from = ferry_tensor_data(tensor);
+    size_t u = d->first[i];
+
+    if (contiguous && d->first[i + 1] - u == 1 && d->uniques[u].whole) {
+        copy_whole(d, i, from + first * elem, first, count, out);
+        return;
+    }
+    for (int64_t at = 0; at < count; at += step) {
+        int64_t n = count - at < step ? count - at : step;
+        char *to = (char *)out + at * elem;
+
+        ferry__copy_range_hot(tensor, first + at, n, to);
+        ferry__digester_feed(d, i, contiguous ? from + (first + at) * elem : to,
+                             first + at, n);
     }
 }
 

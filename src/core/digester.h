@@ -21,6 +21,11 @@ void ferry__digester_destroy(ferry__digester **digester);
  * any alignment; pieces come in rising order. */
 void ferry__digester_feed(ferry__digester *d, size_t i, const void *bytes,
                           int64_t first, int64_t count);
+/* Packs elements [first, first + count) of the tensor, parameter i, at out,
+ * where somebody reads them next, and feeds them. */
+void ferry__digester_pack(ferry__digester *d, size_t i,
+                          const ferry_tensor *tensor, int64_t first,
+                          int64_t count, void *out);
 /* Feeds the whole of parameter i, any strides. */
 ferry_status ferry__digester_tensor(ferry__digester *d, size_t i,
                                     const ferry_tensor *tensor);

@@ -245,7 +245,41 @@ AVX2 void ferry__stream_copy_avx2(void *dst, const void *src, size_t n,
     }
     memcpy(d, s, n);
 }
+
+AVX2 void ferry__hot_copy_avx2(void *dst, const void *src, size_t n)
+{
+    char *d = dst;
+    const char *s = src;
+
+    for (; n >= 128; n -= 128, d += 128, s += 128) {
+        const __m256i *from = (const __m256i *)(const void *)s;
+        __m256i *to = (__m256i *)(void *)d;
+
+        PREFETCH(s + AHEAD);
+        PREFETCH(s + AHEAD + 64);
+        __m256i a = _mm256_loadu_si256(from);
+        __m256i b = _mm256_loadu_si256(from + 1);
+        __m256i c = _mm256_loadu_si256(from + 2);
+        __m256i e = _mm256_loadu_si256(from + 3);
+        _mm256_storeu_si256(to, a);
+        _mm256_storeu_si256(to + 1, b);
+        _mm256_storeu_si256(to + 2, c);
+        _mm256_storeu_si256(to + 3, e);
+    }
+    memcpy(d, s, n);
+}
 #endif
+
+void ferry__hot_copy(void *dst, const void *src, size_t n)
+{
+#if FERRY__X86
+    if (ferry__cpu_fast()) {
+        ferry__hot_copy_avx2(dst, src, n);
+        return;
+    }
+#endif
+    __builtin_memcpy(dst, src, n);
+}
 
 void ferry__stream_copy(void *dst, const void *src, size_t n, bool ahead)
 {

@@ -49,6 +49,61 @@ static void box_digest_is_of_its_elements_in_order(void **state)
     ferry__digester_destroy(&d);
 }
 
+#define TALL 300
+#define WIDE 517
+
+/* Expected digests and bytes of a tensor packed in pieces of `step`, its
+ * elements laid out with the given strides. */
+static void check_pack(int64_t row, int64_t col, bool half, int64_t step)
+{
+    static uint16_t source[TALL * WIDE], packed[TALL * WIDE], out[TALL * WIDE];
+    ferry_box boxes[2] = {{0, 1, 0, {TALL * WIDE}, {1}},
+                          {100 * WIDE, 2, 0, {100, WIDE}, {WIDE, 1}}};
+    size_t first[2] = {0, half ? 2 : 1};
+    ferry__box_lists list = {1, first, boxes};
+    const ferry__box_lists *lists[1] = {&list};
+    ferry_param_meta meta = {"w", FERRY_DTYPE_BF16, 2, {TALL, WIDE}};
+    int64_t numel = (int64_t)TALL * WIDE;
+    ferry__digester *d;
+    ferry_tensor t;
+
+    for (int64_t r = 0; r < TALL; r++)
+        for (int64_t c = 0; c < WIDE; c++) {
+            uint16_t v = (uint16_t)((r * WIDE + c) * 40503u >> 3);
+
+            source[r * row + c * col] = packed[r * WIDE + c] = v;
+        }
+    memset(out, 0, sizeof(out));
+    assert_int_equal(ferry_tensor_init(&t, source, meta.dtype, 2, meta.shape),
+                     FERRY_OK);
+    t.stride[0] = row;
+    t.stride[1] = col;
+    assert_int_equal(ferry__digester_create(&meta, 1, lists, 1, &d), FERRY_OK);
+    for (int64_t at = 0; at < numel; at += step)
+        ferry__digester_pack(d, 0, &t, at,
+                             numel - at < step ? numel - at : step, out + at);
+    assert_memory_equal(out, packed, sizeof(out));
+    assert_true(ferry__digester_value(d, 0, 0) ==
+                ferry__xxh3(packed, sizeof(packed)));
+    if (half)
+        assert_true(ferry__digester_value(d, 0, 1) ==
+                    ferry__xxh3(packed + 100 * WIDE, 2 * 100 * WIDE));
+    ferry__digester_destroy(&d);
+}
+
+static void packing_hashes_what_it_packs(void **state)
+{
+    static const int64_t steps[] = {(int64_t)TALL * WIDE, 131072, 1024, 32};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+        check_pack(WIDE, 1, false, steps[i]);
+        check_pack(WIDE, 1, true, steps[i]);
+        check_pack(1, TALL, false, steps[i]);
+        check_pack(1, TALL, true, steps[i]);
+    }
+}
+
 static void copy_range_packs_any_strides(void **state)
 {
     unsigned char turned[ROWS * COLS], out[ROWS * COLS];
@@ -71,6 +126,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(box_digest_is_of_its_elements_in_order),
+        cmocka_unit_test(packing_hashes_what_it_packs),
         cmocka_unit_test(copy_range_packs_any_strides),
     };
 

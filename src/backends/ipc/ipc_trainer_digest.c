@@ -52,12 +52,12 @@ static void count_time(ipc__trainer *t, int64_t began)
     FERRY_HOST_SPAN(t->host, t->ctx, "digest", began);
 }
 
-void ipc__digester_feed(ipc__digester *d, size_t i, const void *bytes,
-                        int64_t first, int64_t count)
+void ipc__digester_pack(ipc__digester *d, size_t i, const ferry_tensor *tensor,
+                        int64_t first, int64_t count, void *out)
 {
     int64_t began = d->t->host->now_ns();
 
-    ferry__digester_feed(d->digester, i, bytes, first, count);
+    ferry__digester_pack(d->digester, i, tensor, first, count, out);
     count_time(d->t, began);
 }
 

@@ -60,13 +60,18 @@ static int64_t room_for(const writer *w, int64_t left, size_t elem_bytes)
     return left <= room ? left : room / PIECE_ELEMENTS * PIECE_ELEMENTS;
 }
 
+/* Through the cache, since the workers read it next; hashed on the way. */
 static void add_piece(writer *w, uint32_t param, const ferry_tensor *tensor,
-                      int64_t first, int64_t count)
+                      int64_t first, int64_t count, ipc__digester *digester)
 {
     ferry__ipc_slot *head = w->head;
     uint64_t bytes = (uint64_t)count * ferry_dtype_bytes(tensor->dtype);
 
-    ferry__copy_range(tensor, first, count, w->data + w->used);
+    if (digester)
+        ipc__digester_pack(digester, param, tensor, first, count,
+                           w->data + w->used);
+    else
+        ferry__copy_range_hot(tensor, first, count, w->data + w->used);
     head->records[head->n_records++] =
         (ferry__ipc_record){param, 0, first, count, w->used};
     w->used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
@@ -80,11 +85,8 @@ static ferry_status stream_tensor(writer *w, uint32_t param,
 {
     size_t elem = ferry_dtype_bytes(tensor->dtype);
     int64_t numel = ferry_tensor_numel(tensor), first = 0, count;
-    bool contiguous = ferry_tensor_is_contiguous(tensor);
 
     while (first < numel) {
-        const char *bytes;
-
         if (!w->head)
             FERRY_TRY(open_slot(w));
         count = room_for(w, numel - first, elem);
@@ -92,13 +94,7 @@ static ferry_status stream_tensor(writer *w, uint32_t param,
             publish(w);
             continue;
         }
-        /* What the cache holds after the copy is what was read. */
-        bytes = contiguous
-                    ? (char *)ferry_tensor_data(tensor) + (size_t)first * elem
-                    : w->data + w->used;
-        add_piece(w, param, tensor, first, count);
-        if (digester)
-            ipc__digester_feed(digester, param, bytes, first, count);
+        add_piece(w, param, tensor, first, count, digester);
         first += count;
     }
     return FERRY_OK;

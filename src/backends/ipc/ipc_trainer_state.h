@@ -128,10 +128,10 @@ typedef struct ipc__digester ipc__digester;
 ferry_status ipc__digester_create(ipc__trainer *t, const ipc__chunk *chunk,
                                   ipc__digester **out);
 void ipc__digester_destroy(ipc__digester **digester);
-/* Feeds elements [first, first + count) of parameter i of the chunk, packed
- * at bytes; pieces come in rising order. */
-void ipc__digester_feed(ipc__digester *d, size_t i, const void *bytes,
-                        int64_t first, int64_t count);
+/* Packs elements [first, first + count) of parameter i of the chunk at out
+ * and feeds them in the same pass; pieces come in rising order. */
+void ipc__digester_pack(ipc__digester *d, size_t i, const ferry_tensor *tensor,
+                        int64_t first, int64_t count, void *out);
 /* Feeds the whole of parameter i, any strides. */
 ferry_status ipc__digester_tensor(ipc__digester *d, size_t i,
                                   const ferry_tensor *tensor);

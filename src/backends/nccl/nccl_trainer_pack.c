@@ -7,8 +7,7 @@
 
 #include "core/copy.h"
 
-/* Small enough that what was copied is still in the cache when it is
- * hashed. */
+/* What the scratch holds, and between looks at the clock. */
 #define STEP_BYTES     ((size_t)1 << 20)
 #define PIECE_ELEMENTS ((int64_t)32)
 #define LOOK_BYTES     ((uint64_t)8 << 20)
@@ -55,29 +54,28 @@ static int64_t room_for(const nccl__packer *p, int64_t left, size_t elem_bytes)
     return (int64_t)(room / elem_bytes) / PIECE_ELEMENTS * PIECE_ELEMENTS;
 }
 
-/* Where the elements lie packed, for the digest: the source itself, since it
- * was read just now, or the copy of it. */
-static ferry_status copy_step(nccl__packer *p, const ferry_tensor *tensor,
-                              int64_t first, int64_t count, const void **out)
+/* To memory that the host reads next, hashed on the way. */
+static void pack_range(const nccl__packer *p, size_t i,
+                       const ferry_tensor *tensor, int64_t first, int64_t count,
+                       void *out)
+{
+    if (p->proofs)
+        nccl__proofs_pack(p->proofs, i, tensor, first, count, out);
+    else
+        ferry__copy_range_hot(tensor, first, count, out);
+}
+
+/* A room that is not the host's is reached through the scratch. */
+static ferry_status pack_staged(nccl__packer *p, size_t i,
+                                const ferry_tensor *tensor, int64_t first,
+                                int64_t count)
 {
     ferry__nccl_stage *stage = &p->t->stage;
-    size_t elem = ferry_dtype_bytes(tensor->dtype);
-    char *to = stage->memory ? stage->scratch : p->room + p->used;
-    const char *from = ferry_tensor_data(tensor);
+    size_t bytes = (size_t)count * ferry_dtype_bytes(tensor->dtype);
 
-    if (ferry_tensor_is_contiguous(tensor)) {
-        *out = from + (size_t)first * elem;
-        if (!stage->memory)
-            ferry__copy_range(tensor, first, count, to);
-    } else {
-        *out = to;
-        ferry__copy_range(tensor, first, count, to);
-    }
-    if (stage->memory)
-        return ferry__nccl_stage_copy(stage, p->t->group.comm,
-                                      p->room + p->used, *out,
-                                      (size_t)count * elem);
-    return FERRY_OK;
+    pack_range(p, i, tensor, first, count, stage->scratch);
+    return ferry__nccl_stage_copy(stage, p->t->group.comm, p->room + p->used,
+                                  stage->scratch, bytes);
 }
 
 static ferry_status step(nccl__packer *p, size_t i, const ferry_tensor *tensor,
@@ -86,14 +84,14 @@ static ferry_status step(nccl__packer *p, size_t i, const ferry_tensor *tensor,
     nccl__trainer *t = p->t;
     uint64_t bytes = (uint64_t)count * ferry_dtype_bytes(tensor->dtype);
     int64_t began = t->host->now_ns();
-    const void *packed;
 
-    FERRY_TRY(copy_step(p, tensor, first, count, &packed));
+    if (t->stage.memory)
+        FERRY_TRY(pack_staged(p, i, tensor, first, count));
+    else
+        pack_range(p, i, tensor, first, count, p->room + p->used);
     t->host->stats(t->ctx)->pack_ms +=
         (double)(t->host->now_ns() - began) / 1e6;
     FERRY_HOST_SPAN(t->host, t->ctx, "pack", began);
-    if (p->proofs)
-        nccl__proofs_feed(p->proofs, i, packed, first, count);
     p->used += (size_t)bytes;
     p->looked += bytes;
     if (p->looked >= LOOK_BYTES) {

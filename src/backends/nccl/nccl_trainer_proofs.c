@@ -184,6 +184,12 @@ void nccl__proofs_feed(nccl__proofs *p, size_t i, const void *bytes,
     FERRY_HOST_SPAN(t->host, t->ctx, "digest", began);
 }
 
+void nccl__proofs_pack(nccl__proofs *p, size_t i, const ferry_tensor *tensor,
+                       int64_t first, int64_t count, void *out)
+{
+    ferry__digester_pack(p->digester, i, tensor, first, count, out);
+}
+
 static ferry_status send_to(nccl__proofs *p, size_t worker)
 {
     const ferry__box_lists *lists = p->lists[worker];

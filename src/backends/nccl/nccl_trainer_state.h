@@ -76,6 +76,9 @@ ferry_status nccl__proofs_open(nccl__trainer *t, const ferry_param_meta *params,
 /* Feeds elements [first, first + count) of parameter i, packed at bytes. */
 void nccl__proofs_feed(nccl__proofs *p, size_t i, const void *bytes,
                        int64_t first, int64_t count);
+/* Packs them at out and feeds them in the same pass. */
+void nccl__proofs_pack(nccl__proofs *p, size_t i, const ferry_tensor *tensor,
+                       int64_t first, int64_t count, void *out);
 /* Sends every worker the digests of its boxes. */
 ferry_status nccl__proofs_send(nccl__proofs *p);
 void nccl__proofs_close(nccl__proofs **proofs);
