@@ -59,6 +59,25 @@ def _info(request: Any, field: str) -> Any:
     return found
 
 
+# Options of `ferry serve` that an actor sets or does without.
+_OWN_OPTIONS = {
+    "--data-parallel-size": "an actor is one replica; make more actors",
+    "--tensor-parallel-size": "give tensor_parallel_size",
+    "--weight-transfer-config": "give backend",
+    **dict.fromkeys(
+        ("--host", "--port", "--port-file", "--api-key", "--weight-api-key",
+         "--tls-cert", "--tls-key"),
+        "the server is for its actor alone"),
+}
+
+
+def _check(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        why = _OWN_OPTIONS.get(argument.partition("=")[0])
+        if why is not None:
+            raise ArgumentError(f"arguments: {argument}: {why}")
+
+
 def _threads(ranks: int) -> int | None:
     """Share the actor's CPUs out among its ranks."""
     cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0)
@@ -110,10 +129,7 @@ class FerryWorker:
         timeout: float = 300,
         start_timeout: float = 300,
     ) -> None:
-        if any(a.startswith("--data-parallel-size") for a in arguments):
-            raise ArgumentError(
-                "arguments: --data-parallel-size: an actor is one replica; "
-                "make more actors")
+        _check(arguments)
         options = [
             "--tensor-parallel-size", str(tensor_parallel_size),
             "--weight-transfer-config", json.dumps({"backend": backend}),

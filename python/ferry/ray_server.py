@@ -141,6 +141,7 @@ class LocalServer:
                     f"{self._words()}")
             time.sleep(LOOK_SECONDS)
         self.port = int(self._port_file.read_text())
+        self._folder.cleanup()  # a process that is killed cleans up nothing
 
     def _words(self) -> str:
         return " / ".join(self._tail) or "it wrote nothing"

@@ -74,17 +74,25 @@ def sized(*sizes: tuple[int, int]) -> list[Any]:
     return [remote.remote("", *size) for size in sizes]
 
 
-def worker(folder: Path, node: str, ranks: int = 1, **options: Any) -> Any:
+def worker(
+    folder: Path, node: str, ranks: int = 1, backend: str = "ipc",
+    **options: Any,
+) -> Any:
     """Ferry's worker on a node."""
-    options.setdefault("arguments", ["--kernel-format", "bf16"])
-    return Worker.options(num_cpus=0, resources={node: 1}).remote(
-        str(folder), tensor_parallel_size=ranks, threads=1, **options)
+    return Worker.options(
+        num_cpus=0, resources={node: 1}, **options
+    ).remote(str(folder), tensor_parallel_size=ranks, threads=1,
+             backend=backend, arguments=["--kernel-format", "bf16"])
 
 
 def ranks_of(handle: Any) -> list[int]:
     status = ray.get(handle.ferry_status.remote())
     return [rank["pid"] for replica in status["replicas"]
             for rank in replica["ranks"]]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().split()[3])
 
 
 def wait_until(what: Callable[[], bool], seconds: float = 30) -> None:
@@ -250,7 +258,7 @@ def test_c5_a_trainer_and_two_replicas_and_one_that_is_lost(
 def test_c8_requests_of_any_kind_and_what_the_server_says(
     folders: dict[int, Path]
 ) -> None:
-    handle = worker(folders[1], "one")
+    handle = worker(folders[1], "one", name="c8")
     client = RayVLLMWeightSyncClient(handle)
     assert client.world_size() == 1
     status = client.status()
@@ -276,15 +284,38 @@ def test_c8_requests_of_any_kind_and_what_the_server_says(
         ray.get(handle.generate.remote([1], {"max_tokens": 1}))
     client.resume()
     client.abort_weight_update()
+    # What a handle offers is known wherever it came from.
+    assert all(callable(getattr(RayVLLMWeightSyncClient(named), name))
+               for named in (handle, ray.get_actor("c8"))
+               for name in ("prepare_weight_update", "pause", "world_size"))
     # A server that ends says how, in every call after that.
-    status_pid = int(ray.get(handle.ferry_status.remote())[
-        "replicas"][0]["ranks"][0]["pid"])
-    parent = Path(f"/proc/{status_pid}/stat").read_text().split()[3]
-    server = int(Path(f"/proc/{parent}/stat").read_text().split()[3])
+    pids = ranks_of(handle)
+    server = parent_of(parent_of(pids[0]))
     os.kill(server, signal.SIGKILL)
-    wait_gone([server])
+    wait_gone([server, *pids])
     with pytest.raises(ConnectionFailedError, match="ended with signal 9"):
         client.status()
+    with pytest.raises(ConnectionFailedError, match="ended with signal 9"):
+        client.init_weight_transfer_engine({})
+    ray.kill(handle)
+
+
+def test_an_actor_that_is_restarted_keeps_its_handle(
+    folders: dict[int, Path]
+) -> None:
+    handle = worker(folders[1], "one", max_restarts=1)
+    client = RayVLLMWeightSyncClient(handle)
+    before = ranks_of(handle)
+    ray.kill(handle, no_restart=False)
+
+    def back() -> bool:
+        try:
+            return client.world_size() == 1 and ranks_of(handle) != before
+        except (ConnectionFailedError, ray.exceptions.RayActorError):
+            return False
+
+    wait_until(back)
+    wait_gone(before)
     ray.kill(handle)
 
 
@@ -296,6 +327,8 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
         RayVLLMWeightSyncClient(handle).world_size()
     with pytest.raises(ArgumentError, match="an actor is one replica"):
         FerryWorker("model", arguments=["--data-parallel-size", "2"])
+    with pytest.raises(ArgumentError, match="--port=1: the server is for"):
+        FerryWorker("model", arguments=["--port=1"])
 
 
 DRIVER = """

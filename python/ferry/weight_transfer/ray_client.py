@@ -103,7 +103,9 @@ def _cause(error: BaseException) -> BaseException:
         lines = [line for line in lines if line]
         # The first says what, the last why; between them are its ids.
         said = " ".join(dict.fromkeys(lines[:1] + lines[-1:]))
-        return ConnectionFailedError(f"the actor is gone: {said}")
+        away = isinstance(error, failures.ActorUnavailableError)
+        what = "cannot be reached" if away else "is gone"
+        return ConnectionFailedError(f"the actor {what}: {said}")
     return error
 
 
