@@ -71,6 +71,11 @@ typedef struct ferry__comm_ops {
     /* Ends the group as abort does, but the others' calls fail with this
      * rank's words: "rank 2 failed before: …". NULL: abort. Any thread. */
     void (*fail)(ferry__comm *c, ferry_status status, const char *line);
+    /* Waits until the connection of rank `peer` has ended; FERRY_DONE: until
+     * stop_fd could be read. It reads nothing of the connection, so a thread
+     * may be in it beside the owner's calls; it must be back before close.
+     * NULL: nothing tells between calls that a rank is gone. */
+    ferry_status (*watch)(ferry__comm *c, int32_t peer, int stop_fd);
 } ferry__comm_ops;
 
 #define FERRY__PULL_KEY 512

@@ -259,6 +259,13 @@ static void faulty_fail(ferry__comm *c, ferry_status status, const char *line)
     f->inner->ops->fail(f->inner, status, line);
 }
 
+static ferry_status faulty_watch(ferry__comm *c, int32_t peer, int stop_fd)
+{
+    ferry__comm *inner = of(c)->inner;
+
+    return inner->ops->watch(inner, peer, stop_fd);
+}
+
 static void faulty_close(ferry__comm *c)
 {
     ferry__faulty *f = of(c);
@@ -290,6 +297,7 @@ static void fill(ferry__faulty *f, ferry__comm *inner)
         .stream_open = o->stream_open ? ferry__faulty_stream : NULL,
         .describe = faulty_describe,
         .fail = o->fail ? faulty_fail : NULL,
+        .watch = o->watch ? faulty_watch : NULL,
     };
     f->base = (ferry__comm){.ops = &f->ops,
                             .rank = inner->rank,

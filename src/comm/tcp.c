@@ -416,6 +416,7 @@ const ferry__comm_ops ferry__tcp_ops = {
     .stream_open = ferry__tcp_stream_open,
     .describe = tcp_describe,
     .fail = tcp_fail,
+    .watch = ferry__tcp_watch,
 };
 
 static ferry_status check_options(const ferry__comm_tcp_options *o)

@@ -152,6 +152,20 @@ ferry_status ferry__tcp_lost(const tcp__comm *c, const tcp__call *call,
                       error ? strerror(error) : "closed by peer");
 }
 
+ferry_status ferry__tcp_watch(ferry__comm *comm, int32_t peer, int stop_fd)
+{
+    const tcp__comm *c = (const tcp__comm *)comm;
+    struct pollfd polls[2] = {{c->peers[peer].fds[TCP__CONTROL], POLLRDHUP, 0},
+                              {stop_fd, POLLIN, 0}};
+
+    while (poll(polls, 2, -1) < 0) {
+        if (errno != EINTR)
+            return ferry_fail(FERRY_EIO, "watching rank %d: poll: %s", peer,
+                              strerror(errno));
+    }
+    return polls[1].revents ? FERRY_DONE : FERRY_OK;
+}
+
 /* ---- waiting ---- */
 
 nfds_t ferry__tcp_control_polls(tcp__comm *c)

@@ -298,6 +298,102 @@ static void o19_second_trainer_takes_over(void **state)
     close_setup(&u);
 }
 
+/* Regions of shared memory that a process has mapped. */
+static int shared_regions(pid_t pid)
+{
+    char path[64], line[1024];
+    FILE *file;
+    int n = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+    file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file))
+        n += strstr(line, "/memfd:ferry") != NULL;
+    fclose(file);
+    return n;
+}
+
+/* One round, a word to the parent, and then nothing more. */
+static void send_one_and_idle(rig *r, int word)
+{
+    ferry_nccl_trainer_init_info info = init_info(true);
+    rig_source *s = rig_source_open(params, N_PARAMS, 0);
+    ferry_client client = rig_client(r);
+    ferry_source source = rig_source_of(s);
+    ferry_trainer *t = NULL;
+
+    rig_source_fill(s, 3);
+    if (ferry_trainer_init(&info.base, &client, &source, &t) < 0 ||
+        ferry_trainer_send_weights(t, NULL) < 0 || write(word, "r", 1) != 1)
+        _exit(9);
+    for (;;)
+        pause();
+}
+
+static pid_t start_idle_trainer(rig *r)
+{
+    int word[2];
+    char byte = 0;
+    pid_t child;
+
+    assert_int_equal(pipe(word), 0);
+    child = fork();
+    if (child == 0)
+        send_one_and_idle(r, word[1]);
+    close(word[1]);
+    assert_int_equal(read(word[0], &byte, 1), 1);
+    close(word[0]);
+    return child;
+}
+
+/* The buffers are shared by all ranks of the host, so each of them holds
+ * them; a worker that has nothing to do still lets go. */
+static void o19_idle_workers_let_go_of_a_dead_trainer(void **state)
+{
+    rig_options ro = {.tp_size = 2};
+    ferry_nccl_trainer_init_info info = init_info(true);
+    int fds[2], regions[2];
+    pid_t child;
+    setup u;
+
+    (void)state;
+    open_workers(&u, ro, 0, SIZE_MAX);
+    for (int i = 0; i < 2; i++) {
+        fds[i] = rig_fds(u.r, i);
+        regions[i] = shared_regions(rig_pid(u.r, i));
+    }
+    child = start_idle_trainer(u.r);
+    assert_true(rig_fds(u.r, 0) > fds[0]);
+    assert_true(shared_regions(rig_pid(u.r, 1)) > regions[1]);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    for (int i = 0; i < 2; i++) {
+        double began = seconds();
+
+        /* The watcher's own stays until the next init. */
+        while (rig_fds(u.r, i) > fds[i] + 1 ||
+               shared_regions(rig_pid(u.r, i)) != regions[i]) {
+            if (seconds() - began > 5)
+                fail_msg("rank %d: %d descriptors, %d before; %d regions, %d "
+                         "before",
+                         i, rig_fds(u.r, i), fds[i],
+                         shared_regions(rig_pid(u.r, i)), regions[i]);
+            usleep(5000);
+        }
+    }
+    assert_int_equal(rig_call(u.r, "start", ""), FERRY_OK);
+    assert_true(rig_call(u.r, "update",
+                         "{\"names\":[\"p0\"],\"dtype_names\":[\"uint8\"],"
+                         "\"shapes\":[[3000]]}") < 0);
+    assert_non_null(strstr(ferry_last_error(), "its trainer, which left"));
+    assert_null(rig_differs(u.r, 3));
+    if (ferry_trainer_init(&info.base, &u.client, &u.source, &u.t) != FERRY_OK)
+        fail_msg("init: %s", ferry_last_error());
+    send_good(&u, 4);
+    close_setup(&u);
+}
+
 /* O-20: a setting of NCCL that only one end has. */
 static void o20_settings_that_differ_are_named(void **state)
 {
@@ -350,6 +446,7 @@ int main(void)
         cmocka_unit_test(o13_progress_decides_not_the_length),
         cmocka_unit_test(o19_killed_trainer_and_the_next_one),
         cmocka_unit_test(o19_second_trainer_takes_over),
+        cmocka_unit_test(o19_idle_workers_let_go_of_a_dead_trainer),
         cmocka_unit_test(o20_settings_that_differ_are_named),
         cmocka_unit_test(staged_failure_changes_nothing),
     };

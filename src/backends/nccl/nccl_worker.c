@@ -16,6 +16,8 @@ static ferry_status worker_create(const ferry_worker_host *host,
         return FERRY_ENOMEM;
     w->host = host;
     w->ctx = ctx;
+    w->stop_fd = -1;
+    pthread_mutex_init(&w->lock, NULL);
     *out_self = w;
     return FERRY_OK;
 }
@@ -58,10 +60,13 @@ static void worker_shutdown(void *self)
 
 static void worker_destroy(void *self)
 {
-    if (!self)
+    nccl__worker *w = self;
+
+    if (!w)
         return;
-    worker_shutdown(self);
-    ferry__free(self);
+    worker_shutdown(w);
+    pthread_mutex_destroy(&w->lock);
+    ferry__free(w);
 }
 
 static const ferry_worker_engine_ops worker_ops = {

@@ -165,8 +165,10 @@ static ferry_status check_call(const nccl__worker *w)
                           "NCCL weight transfer not initialized. Call "
                           "init_transfer_engine() first.");
     return ferry_fail(FERRY_EORDER,
-                      "the group ended with the round that failed: "
-                      "init_weight_transfer_engine must come first");
+                      "the group ended with %s: init_weight_transfer_engine "
+                      "must come first",
+                      w->deserted ? "its trainer, which left or died"
+                                  : "the round that failed");
 }
 
 ferry_status nccl__worker_receive(void *self, const void *update_info)
@@ -176,9 +178,12 @@ ferry_status nccl__worker_receive(void *self, const void *update_info)
     ferry_status status;
 
     (void)update_info;
-    FERRY_TRY(check_call(w));
     r.params = w->host->declared(w->ctx, &r.count);
-    status = run(&r);
+    pthread_mutex_lock(&w->lock);
+    status = check_call(w);
+    if (status >= 0)
+        status = run(&r);
+    pthread_mutex_unlock(&w->lock);
     if (status < 0)
         nccl__worker_leave(w, status);
     ferry__cuts_free(&r.cuts);

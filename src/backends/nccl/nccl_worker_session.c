@@ -155,11 +155,12 @@ ferry_status nccl__worker_join(nccl__worker *w,
     w->host->set_path(w->ctx, ferry__nccl_path(&w->group, path, sizeof(path)));
     w->host->log(FERRY_LOG_INFO, "nccl: rank %d of %d, by %s", rank,
                  info->world_size, path);
-    return FERRY_OK;
+    return nccl__worker_watch(w);
 }
 
 void nccl__worker_leave(nccl__worker *w, ferry_status status)
 {
+    nccl__worker_unwatch(w);
     ferry__nccl_stage_close(&w->stage);
     ferry__nccl_close(&w->group, status);
     if (w->counted_bytes > 0)

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the worker's half share.
  * Invariant: all of it belongs to the thread of the call that the engine is
- * in; buffers arrive on the stream's own thread, which sees none of it. */
+ * in, but for the group while it is watched, which `lock` guards; buffers
+ * arrive on the stream's own thread, which sees none of it. */
 #ifndef FERRY_BACKENDS_NCCL_WORKER_STATE_H
 #define FERRY_BACKENDS_NCCL_WORKER_STATE_H
 
 #include "backends/nccl/nccl_wire.h"
+
+#include <pthread.h>
 
 typedef struct nccl__worker {
     const ferry_worker_host *host;
@@ -27,6 +30,13 @@ typedef struct nccl__worker {
     uint64_t *lists; /* digests of the box lists that the trainer has */
     size_t n_lists, lists_capacity;
     uint64_t counted_bytes; /* of buffers, told to the host */
+
+    /* the watcher: ends the group when its trainer goes between rounds */
+    pthread_mutex_t lock;
+    pthread_t watcher;
+    bool watching;
+    int stop_fd;   /* -1: none */
+    bool deserted; /* it did so; under the lock */
 } nccl__worker;
 
 /* ---- nccl_worker_session.c ---- */
@@ -38,6 +48,13 @@ ferry_status nccl__worker_join(nccl__worker *w,
 /* Never waits for another rank. status < 0: the others are told the last
  * error, which stays. */
 void nccl__worker_leave(nccl__worker *w, ferry_status status);
+
+/* ---- nccl_worker_watch.c ---- */
+
+/* Watches the trainer of the group at hand where the provider can. */
+ferry_status nccl__worker_watch(nccl__worker *w);
+/* Ends the watcher, if there is one; without the lock. */
+void nccl__worker_unwatch(nccl__worker *w);
 
 /* ---- nccl_worker_proofs.c ---- */
 
