@@ -108,6 +108,20 @@ static ferry_status look_in_time(tcp__stream *s, const goal *g,
                                FERRY_ENOPROGRESS, bound);
 }
 
+/* The owner's bounds are often those of the stream: only here is it known
+ * who is waited for. */
+static ferry_status check_owner(tcp__stream *s, const goal *g)
+{
+    const ferry__comm *c = s->base.comm;
+    ferry_status status = c->check ? c->check(c->check_arg, g->what) : FERRY_OK;
+    char line[1024];
+
+    if (status != FERRY_ENOPROGRESS && status != FERRY_ETIMEOUT)
+        return status;
+    snprintf(line, sizeof(line), "%s", ferry_last_error());
+    return ferry_fail(status, "%s, rank %d %s", line, g->culprit(s), g->how);
+}
+
 static ferry_status await(tcp__stream *s, const goal *g)
 {
     ferry_status status = g->poll(s, TCP__STREAM_SLICE_MS);
@@ -117,11 +131,10 @@ static ferry_status await(tcp__stream *s, const goal *g)
     if (atomic_load(&s->c->aborted))
         return give_up(s, ferry__tcp_listen_all(s->c, g->what));
     while (status == FERRY_DONE) {
-        ferry__comm *c = s->base.comm;
-        ferry_status bad;
+        ferry_status bad = check_owner(s, g);
         uint64_t now;
 
-        if (c->check && (bad = c->check(c->check_arg, g->what)) < 0)
+        if (bad < 0)
             return give_up(s, bad);
         bad = look_in_time(s, g, since_ns);
         /* It may have come with the last word of a rank that then left. */
