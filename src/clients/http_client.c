@@ -102,15 +102,23 @@ static ferry_status http_init(void *self, const char *init_info)
     return FERRY_OK;
 }
 
+/* Whatever went wrong, the server has dropped the round, or will. */
 static ferry_status http_update(void *self, const char *update_info)
 {
-    return post_dict(self, "update_weights", "/update_weights", "update_info",
-                     update_info, IN_ROUND);
+    ferry__http_client *c = self;
+    ferry_status status = post_dict(c, "update_weights", "/update_weights",
+                                    "update_info", update_info, IN_ROUND);
+
+    if (status < 0)
+        atomic_store(&c->open, false);
+    return status;
 }
 
 /* vLLM has no abort, but drops the round of a worker whose update fails:
- * this one is refused by every engine, in parsing, and without one nothing
- * happens. FERRY_OK: the server answered. */
+ * this one is refused by every engine, in parsing. Only while a round is
+ * open: vLLM reads the answers of several ranks to the first failure alone,
+ * and a call that all of them refuse leaves the rest to be taken for answers
+ * to later calls. FERRY_OK: the server answered. */
 static ferry_status drop_round(ferry__http_client *c, ferry__http_op *op)
 {
     static const char body[] = "{\"update_info\":{\"ferry_ends_round\":1}}";
@@ -155,6 +163,7 @@ static ferry_status start(ferry__http_client *c, const char *call,
     }
     if (status == FERRY_OK)
         status = start_anew(c, &op, call, route);
+    atomic_store(&c->open, status == FERRY_OK);
     stays_paused(c, status);
     ferry__http_op_end(c, &op);
     return status;
@@ -204,6 +213,7 @@ static ferry_status end_round(ferry__http_client *c, const char *call,
         status = ferry__http_op_begin(c, &op, call, true);
     if (status == FERRY_OK) {
         status = send_one(c, &op, call, route, body.data, body.length);
+        atomic_store(&c->open, false);
         if (status == FERRY_OK)
             status = resume_after(c, &op);
         stays_paused(c, status);
@@ -243,7 +253,7 @@ static ferry_status http_abort(void *self)
         op.timeout_ms = SHORT_TIMEOUT_MS;
     status = send_one(c, &op, "abort_weight_update",
                       "/ferry/abort_weight_update", NULL, 0);
-    if (status == FERRY_EROUTE)
+    if (status == FERRY_EROUTE && atomic_exchange(&c->open, false))
         status = drop_round(c, &op);
     ferry__http_op_end(c, &op);
     return status;

@@ -52,6 +52,7 @@ typedef struct ferry__http_client {
     atomic_bool paused; /* by this client, not yet resumed */
     atomic_bool inited; /* the servers' channel is this client's */
     atomic_bool fresh;  /* the next request opens a connection */
+    atomic_bool open;   /* a round of this client's: no call of it failed */
 
     pthread_mutex_t lock; /* guards what follows */
     ferry__http_line line;

@@ -626,19 +626,32 @@ static tiny_reply as_vllm(void *arg, const tiny_request *request)
 
 static void d5_an_abort_ends_the_round_of_a_vllm_server(void **state)
 {
-    vllm v = {.open = true, .abort_code = 404};
+    vllm v = {.abort_code = 404};
     tiny_http *s = tiny_http_start("127.0.0.1", as_vllm, &v);
     ferry_client c = open_client(tiny_http_url(s), 5000);
 
     (void)state;
+    /* There is none: nothing but the question. */
+    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EROUTE);
+    assert_int_equal(tiny_http_count(s), 1);
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
     assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_OK);
-    sent(s, 0, "POST", "/ferry/abort_weight_update", "");
-    sent(s, 1, "POST", "/update_weights", ends_round);
-    assert_int_equal(tiny_http_count(s), 2);
+    sent(s, 2, "POST", "/ferry/abort_weight_update", "");
+    sent(s, 3, "POST", "/update_weights", ends_round);
+    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EROUTE);
+    /* One whose call failed is dropped already. */
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
+    assert_int_equal(c.ops->update_weights(c.self, "{}"), FERRY_EPEER);
+    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EROUTE);
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
+    assert_int_equal(c.ops->finish_weight_update(c.self, NULL), FERRY_OK);
+    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EROUTE);
+    assert_int_equal(tiny_http_count(s), 11);
     /* A failing abort of a server that has one stays what it is. */
     v.abort_code = 500;
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
     assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EPEER);
-    assert_int_equal(tiny_http_count(s), 3);
+    assert_int_equal(tiny_http_count(s), 13);
     ferry_client_close(&c);
     tiny_http_stop(s);
 }
