@@ -14,6 +14,9 @@ import hashlib
 import json
 import logging
 import math
+import sys
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -25,12 +28,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from ferry._ffi_receiver import Receiver
-from ferry.errors import (
-    ArgumentError,
-    CoverageError,
-    DeadlineError,
-    FerryError,
-)
+from ferry.errors import ArgumentError, CoverageError, FerryError
 from ferry.vllm.ranks import Ranks
 from ferry.vllm.reload import Coverage, load, rehearse
 
@@ -40,6 +38,12 @@ __all__ = ["FerryIPCEngine", "FerryNCCLEngine", "Options"]
 logger = logging.getLogger("vllm.ferry.engine")
 
 _NAMED = 4  # layers that a message names
+_FLAG = "_weight_update_active"  # of vLLM's worker
+DEADLINE_MS = 300000  # the library's
+# For what a rank does beyond receiving: the rehearsal, loading.
+_GRACE_SECONDS = 30.0
+
+Weights = list[tuple[str, torch.Tensor]]
 
 
 @dataclass
@@ -70,15 +74,12 @@ class Options:
         this engine does not know of.
     deadline_ms, no_progress_ms : int
         Upper bounds of what a trainer may ask for; 0 is the library's.
-    agree_ms : int
-        How long ranks wait for each other in finish.
     """
 
     require_full: bool = False
     partial_layers: bool = False
     deadline_ms: int = 0
     no_progress_ms: int = 0
-    agree_ms: int = 30000
 
     @classmethod
     def of(cls, vllm_config: Any) -> Options:
@@ -131,11 +132,41 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _plain(error: BaseException) -> Exception:
-    """Return what a process without this package can show."""
-    if isinstance(error, FerryError):
-        return RuntimeError(str(error))
-    return RuntimeError(f"{type(error).__name__}: {error}")
+def _plain_text(error: BaseException) -> str:
+    """Return an error in words, with its kind where that says something."""
+    if isinstance(error, (FerryError, RuntimeError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+class _Session:
+    """A worker of vLLM's own idea of whether a round is open.
+
+    It has no call that ends one, and refuses the next if one was left open:
+    by a trainer that died, or by a finish that failed. So the engine that
+    drops a round says so to the worker that made it, by the worker's flag.
+    """
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if hasattr(owner, _FLAG):
+                self._worker = weakref.ref(owner)
+                return
+            frame = frame.f_back
+        logger.warning(
+            "this vLLM keeps its rounds in another way: one that fails may "
+            "stay open"
+        )
+
+    def end(self) -> None:
+        """Close the worker's round, if there is one."""
+        worker = None if self._worker is None else self._worker()
+        if worker is not None and getattr(worker, _FLAG):
+            setattr(worker, _FLAG, False)
+            worker.weight_transfer_engine.reset_weight_update_target()
 
 
 class _FerryEngine(
@@ -168,8 +199,11 @@ class _FerryEngine(
             no_progress_ms=self.options.no_progress_ms,
             **self._replica(replica, parallel.data_parallel_size),
         )
-        self._session = ""  # tells what a trainer's rounds have in common
+        self._session = _Session()
+        self._channel = ""  # what the rounds of one trainer have in common
         self._round: list[str] = []  # the updates of this round
+        self._refused: Exception | None = None  # what start met
+        self._deadline_ms = self.options.deadline_ms
 
     def _replica(self, index: int, count: int) -> dict[str, int]:
         """Which replica the library takes this worker for."""
@@ -190,24 +224,30 @@ class _FerryEngine(
 
     def init_transfer_engine(self, init_info: FerryInitInfo) -> None:
         """Open the channel; what a former trainer left is dropped."""
+        values = init_info.values
+        self._session.end()
         self._round = []
-        self._session = json.dumps(init_info.values, sort_keys=True)
-        try:
-            self.receiver.init(init_info.values)
-        except Exception as error:
-            raise _plain(error) from error
-        logger.info("%s: channel open, by %s", self.backend,
-                    self.receiver.status()["path"] or "the control plane")
+        self._channel = json.dumps(values, sort_keys=True)
+        asked = values.get("deadline_ms")
+        self._deadline_ms = asked if type(asked) is int and asked > 0 else 0
+        if self._together("init", lambda: self.receiver.init(values)):
+            logger.info("%s: channel open, by %s", self.backend,
+                        self.receiver.status()["path"] or "the control plane")
 
     def start_weight_update(self) -> None:
-        """Begin a round; the model goes on serving."""
+        """Begin a round; the model goes on serving.
+
+        A failure is kept for the next call: one that is raised here would
+        leave the ranks in different states.
+        """
         self._round = []
+        self._refused = None
         try:
             # vLLM dropped a round that failed without a word to its engine.
             self.receiver.abort()
             self.receiver.start(self.model is not self._default_model)
         except Exception as error:
-            raise _plain(error) from error
+            self._refused = error
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive into host memory; nothing is left to wait for after it."""
@@ -215,48 +255,99 @@ class _FerryEngine(
 
     def receive_weights(self, update_info: FerryUpdateInfo) -> None:
         """Receive what is announced; the model is not touched."""
-        try:
-            self.receiver.update(update_info.values)
-        except Exception as error:
-            self._round = []
-            raise _plain(error) from error
-        self._round.append(str(update_info.values.get("update", "")))
+        self._together("update", lambda: self._receive(update_info.values))
 
     def finish_weight_update(self) -> None:
         """Load the round on all ranks of the replica, or on none."""
-        try:
-            self._finish()
-        except Exception as error:
-            self.receiver.abort()
-            raise _plain(error) from error
-        finally:
-            self._round = []
-
-    def shutdown(self) -> None:
-        """Close the channel; a later init opens it again."""
-        self.receiver.shutdown()
-
-    # ---- the last step ----
-
-    def _finish(self) -> None:
-        weights: list[tuple[str, torch.Tensor]] = []
-        failure: Exception | None = None
+        weights: Weights = []
         coverage = Coverage()
-        try:
-            weights = list(self.receiver.prepare().items())
+
+        def prepare() -> None:
+            nonlocal coverage
+            self._go_on()
+            weights.extend(self.receiver.prepare().items())
             if weights:
                 coverage = rehearse(self.model, self.model_config, weights)
                 self._judge(coverage)
+
+        if self._together("finish", prepare, weights) and self._together(
+            "load", lambda: self._load(weights)
+        ):
+            self._report(coverage)
+        self._round = []
+
+    def shutdown(self) -> None:
+        """Close the channel; a later init opens it again."""
+        try:
+            self.receiver.shutdown()
+        except Exception as error:
+            logger.warning("%s: shutdown: %s", self.backend, error)
+
+    # ---- one step on all ranks ----
+
+    def _together(
+        self,
+        step: str,
+        action: Callable[[], None],
+        weights: Weights | None = None,
+    ) -> bool:
+        """Do one step on all ranks of the replica: it works on all or none.
+
+        vLLM stops reading its workers' answers at the first that failed, and
+        takes the answers that it did not read for those to its next calls.
+        So the last rank alone raises, for whichever failed; on the others
+        the step ends without effect and without an error.
+
+        Returns
+        -------
+        bool
+            Whether the step was done.
+        """
+        failure: Exception | None = None
+        try:
+            action()
         except Exception as error:
             failure = error
-        self._agree(weights, failure)
-        if failure is not None:
-            raise failure
-        if weights:
-            self._load(weights)
-        self.receiver.commit()
-        if weights:
-            self._report(coverage)
+        try:
+            self.ranks.agree(
+                f"{step} {self._content(weights)}",
+                None if failure is None else _plain_text(failure),
+                (self._deadline_ms or DEADLINE_MS) / 1000 + _GRACE_SECONDS,
+            )
+        except Exception as error:
+            failure = failure or error
+        if failure is None:
+            return True
+        self._round = []
+        self.receiver.abort()
+        self._session.end()
+        if self.ranks.is_last:
+            raise RuntimeError(_plain_text(failure)) from failure
+        logger.error("%s: %s failed: %s", self.backend, step,
+                     _plain_text(failure))
+        return False
+
+    def _go_on(self) -> None:
+        """Raise what start kept."""
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
+
+    def _receive(self, values: dict[str, Any]) -> None:
+        self._go_on()
+        self.receiver.update(values)
+        self._round.append(str(values.get("update", "")))
+
+    def _content(self, weights: Weights | None) -> str:
+        """Equal on the ranks that hold the same round of one trainer."""
+        said: list[Any] = [self._channel, self._round]
+        said += [
+            [name, str(tensor.dtype), list(tensor.shape)]
+            for name, tensor in weights or ()
+        ]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+    # ---- the last step ----
 
     def _judge(self, coverage: Coverage) -> None:
         if coverage.partial and not self.options.partial_layers:
@@ -275,48 +366,25 @@ class _FerryEngine(
                 f"{_some(coverage.untouched)}"
             )
 
-    def _content(self, weights: list[tuple[str, torch.Tensor]]) -> str:
-        """Equal on the ranks that hold the same round of one trainer."""
-        said = [self._session, len(weights), self._round] + [
-            [name, str(tensor.dtype), list(tensor.shape)]
-            for name, tensor in weights
-        ]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
-
-    def _agree(
-        self,
-        weights: list[tuple[str, torch.Tensor]],
-        failure: Exception | None,
-    ) -> None:
-        try:
-            self.ranks.agree(
-                self._content(weights),
-                None if failure is None else str(failure),
-                self.options.agree_ms / 1000,
-            )
-        except DeadlineError:
-            # The others have no round at all: then an empty one ends here.
-            if weights or failure is not None:
-                raise
-        except FerryError:
-            # This rank's own failure says more than what others say of it.
-            if failure is None:
-                raise
-
-    def _load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
-        try:
-            load(self.model, self.model_config, weights)
-        except Exception as error:
-            raise RuntimeError(
-                f"loading failed half-way, after the model was written to; "
-                f"a full round must follow: {type(error).__name__}: {error}"
-            ) from error
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()
+    def _load(self, weights: Weights) -> None:
+        if weights:
+            try:
+                load(self.model, self.model_config, weights)
+            except Exception as error:
+                raise RuntimeError(
+                    "loading failed half-way, after the model was written "
+                    "to; a full round must follow: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
+        self.receiver.commit()
 
     def _report(self, coverage: Coverage) -> None:
         status = self.receiver.status()
         counters = status["counters"]
+        if counters["n_params"] == 0:
+            return
         logger.info(
             "%s: round loaded: %d parameters, %d bytes, by %s", self.backend,
             counters["n_params"], counters["bytes_loaded"],

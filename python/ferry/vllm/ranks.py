@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of one replica agree before any of them touches its model.
+"""The ranks of one replica agree on how a call of theirs went.
 
-Each rank shows in torch's store what it is about to load, with a number that
-nobody can know before, and reads what the others show once they have repeated
-that number: then they wrote it in this very call. Invariant: every wait ends.
+Each rank shows in torch's store what it holds or why it failed, with a number
+that nobody can know before, and reads what the others show once they have
+repeated that number: then they wrote it in this very call. Invariant: every
+wait ends.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Ranks:
         self, rank: int, size: int, replica: int = 0, store: Any = None
     ) -> None:
         self.rank, self.size = rank, size
+        self.is_last = rank == size - 1
         self._prefix = f"ferry/{replica}"
         self._store = store
 
@@ -77,14 +79,14 @@ class Ranks:
     def agree(
         self, content: str, failure: str | None, timeout_s: float
     ) -> None:
-        """Return when all ranks hold the same and can load it.
+        """Return when all ranks hold the same and none failed.
 
         Parameters
         ----------
         content : str
-            Says what this rank would load; equal on all ranks.
+            Says what this rank holds; equal on all ranks.
         failure : str, optional
-            Why this rank cannot.
+            Why this rank failed.
         timeout_s : float
             How long to wait for the others.
 
@@ -109,8 +111,8 @@ class Ranks:
             missing -= set(shown)
             if missing and time.monotonic() > until:
                 raise DeadlineError(
-                    f"rank {min(missing)} of {self.size} did not come to "
-                    f"finish within {timeout_s:g} s"
+                    f"rank {min(missing)} of {self.size} did not end this "
+                    f"call within {timeout_s:g} s"
                 )
             if missing:
                 time.sleep(_PAUSE_SECONDS)
