@@ -5,11 +5,13 @@
 #include "harness/fleet.h"
 
 #include <assert.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -599,6 +601,196 @@ static void o43_one_name_map_for_disk_and_transfer(void **state)
     each_way(mapped_names);
 }
 
+/* ---- parts that lie in buffers far apart ---- */
+
+/* Parts of one stored weight come in any order, so that most of them do not
+ * share a buffer, and are quantised in the background while buffers are
+ * filled anew. */
+static void deferred_parts(const way *w)
+{
+    static const toy_kind kinds[] = {TOY_A, TOY_Q, TOY_B};
+
+    for (unsigned seed = 0; seed < 6; seed++) {
+        fleet_options o = options_of(w, kinds[seed % 3], 2);
+        ferry_source source;
+        fleet f;
+
+        o.defer_threads = 2;
+        fleet_open(&f, &o);
+        source = shuffled(f.checkpoint, seed);
+        check(fleet_connect(&f, &source), w->label);
+        for (uint32_t fill = 1; fill <= 3; fill++) {
+            check(fleet_send(&f, fill, NULL), w->label);
+            check_stored(&f, fill, w->label);
+        }
+        fleet_close(&f);
+    }
+}
+
+static void o32_parts_in_buffers_far_apart_stay_whole(void **state)
+{
+    static const way small[] = {
+        {"ipc", "\"packed\":true,\"packed_buffer_size_bytes\":64",
+         "ipc, 64 bytes"},
+        {"nccl", "\"provider\":\"tcp\",\"packed_buffer_size_bytes\":64",
+         "nccl, 64 bytes"},
+        {"nccl", "\"provider\":\"nccl\",\"packed_buffer_size_bytes\":64",
+         "nccl, by NCCL's own interface, 64 bytes"},
+        {"nccl",
+         "\"provider\":\"tcp\",\"packed_buffer_size_bytes\":1,"
+         "\"packed_num_buffers\":1",
+         "nccl, one buffer"},
+    };
+
+    (void)state;
+    each_way(deferred_parts);
+    for (size_t i = 0; i < sizeof(small) / sizeof(small[0]); i++) {
+        if (fleet_unavailable(small[i].backend) == NULL)
+            deferred_parts(&small[i]);
+    }
+}
+
+/* ---- bytes that come after their event ---- */
+
+#define LATE_MAX 64
+
+typedef struct late_item {
+    const char *from; /* where the right bytes are */
+    char *bytes;
+    size_t size;
+    int64_t after_ms;
+    pthread_t thread;
+    bool running;
+} late_item;
+
+typedef struct late {
+    toy_checkpoint *checkpoint;
+    late_item items[LATE_MAX];
+    size_t at;
+} late;
+
+static void *late_fill(void *arg)
+{
+    late_item *item = arg;
+
+    usleep((useconds_t)item->after_ms * 1000);
+    memcpy(item->bytes, item->from, item->size);
+    return NULL;
+}
+
+static void late_join(late_item *item)
+{
+    if (item->running)
+        pthread_join(item->thread, NULL);
+    item->running = false;
+}
+
+static ferry_status late_wait(void *arg, int64_t timeout_ms)
+{
+    (void)timeout_ms;
+    late_join(arg);
+    return FERRY_OK;
+}
+
+static ferry_status late_metadata(void *self, const ferry_param_meta **out,
+                                  size_t *out_count)
+{
+    const late *l = self;
+
+    *out = l->checkpoint->metas;
+    *out_count = l->checkpoint->count;
+    return FERRY_OK;
+}
+
+static ferry_status late_begin(void *self)
+{
+    ((late *)self)->at = 0;
+    return FERRY_OK;
+}
+
+/* Every seventh is filled by another thread, the first of them 50 ms later;
+ * until then it has the bytes of nobody. */
+static ferry_status late_next(void *self, ferry_item *out)
+{
+    late *l = self;
+    size_t i = l->at++;
+    const ferry_param_meta *m = &l->checkpoint->metas[i];
+    late_item *item = &l->items[i];
+
+    if (i == l->checkpoint->count)
+        return FERRY_DONE;
+    memset(out, 0, sizeof(*out));
+    out->name = m->name;
+    ferry_tensor_init(&out->tensor, item->bytes, m->dtype, m->ndim, m->shape);
+    memset(item->bytes, 0xee, item->size);
+    item->after_ms = i == 0 ? 50 : 5;
+    if (i % 7 != 0) {
+        memcpy(item->bytes, item->from, item->size);
+        return FERRY_OK;
+    }
+    if (pthread_create(&item->thread, NULL, late_fill, item) != 0)
+        return ferry_fail(FERRY_EINTERNAL, "no thread");
+    item->running = true;
+    out->wait = late_wait;
+    out->wait_arg = item;
+    return FERRY_OK;
+}
+
+static void late_end(void *self)
+{
+    late *l = self;
+
+    for (size_t i = 0; i < l->checkpoint->count; i++)
+        late_join(&l->items[i]);
+}
+
+static void late_bytes(const way *w)
+{
+    static const ferry_source_ops ops[] = {{.size = sizeof(ops[0]),
+                                            .kind = "late",
+                                            .metadata = late_metadata,
+                                            .begin = late_begin,
+                                            .next = late_next,
+                                            .end = late_end},
+                                           {.size = sizeof(ops[0]),
+                                            .kind = "late, stable",
+                                            .flags = FERRY_SOURCE_STABLE,
+                                            .metadata = late_metadata,
+                                            .begin = late_begin,
+                                            .next = late_next,
+                                            .end = late_end}};
+    fleet_options o = options_of(w, TOY_A, 2);
+
+    for (int stable = 0; stable < 2; stable++) {
+        late l = {NULL};
+        ferry_source source = {&ops[stable], &l};
+        fleet f;
+
+        fleet_open(&f, &o);
+        l.checkpoint = f.checkpoint;
+        assert_true(f.checkpoint->count <= LATE_MAX);
+        for (size_t i = 0; i < f.checkpoint->count; i++) {
+            l.items[i].from = f.checkpoint->bytes[i];
+            l.items[i].size = toy_bytes(&f.checkpoint->metas[i]);
+            l.items[i].bytes = malloc(l.items[i].size + 1);
+        }
+        check(fleet_connect(&f, &source), w->label);
+        for (uint32_t seed = 1; seed < 4; seed++) {
+            check(fleet_send(&f, seed, NULL), w->label);
+            check_stored(&f, seed, w->label);
+        }
+        fleet_close(&f);
+        for (size_t i = 0; i < LATE_MAX; i++)
+            free(l.items[i].bytes);
+    }
+}
+
+static void o31_bytes_are_read_after_their_event(void **state)
+{
+    (void)state;
+    each_way(late_bytes);
+}
+
 /* ---- strides ---- */
 
 static void turned_source(const way *w)
@@ -696,6 +888,8 @@ int main(void)
         cmocka_unit_test(o21_empty_round_changes_nothing),
         cmocka_unit_test(o45_tied_parameters_are_one_storage),
         cmocka_unit_test(o43_one_name_map_for_disk_and_transfer),
+        cmocka_unit_test(o32_parts_in_buffers_far_apart_stay_whole),
+        cmocka_unit_test(o31_bytes_are_read_after_their_event),
         cmocka_unit_test(o22_o30_strided_sources_arrive_exact),
         cmocka_unit_test(d6_full_resync_needs_a_source_and_takes_no_payload),
     };

@@ -78,6 +78,7 @@ static void open_worker(fleet *f, size_t rank)
     wo.require_full = f->options.require_full;
     wo.has_weights = f->options.has_weights;
     wo.held_limit_bytes = f->options.held_limit_bytes;
+    wo.defer_threads = f->options.defer_threads;
     wo.tp_rank = (int32_t)rank;
     wo.tp_size = (int32_t)f->n;
     st = ferry_worker_create(&wo, toy_model(f->toys[rank]), NULL,

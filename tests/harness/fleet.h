@@ -16,6 +16,7 @@ typedef struct fleet_options {
     ferry_commit commit;
     int require_full, has_weights;
     uint64_t held_limit_bytes;
+    int32_t defer_threads;
     const char *init; /* more init info fields: "\"mode\":\"box\"" */
 } fleet_options;
 
