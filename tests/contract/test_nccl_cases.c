@@ -4,6 +4,7 @@
  * failures of either plane, ranks that are not the sender. */
 #include "harness/fleet.h"
 #include "harness/ipc_rig.h"
+#include "harness/trainer_ranks.h"
 
 #include <arpa/inet.h>
 #include <setjmp.h>
@@ -14,8 +15,6 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <pthread.h>
 
 #include <cmocka.h>
 
@@ -521,109 +520,50 @@ static void o18_a_rank_that_is_claimed_twice(void **state)
 
 /* ---- trainer ranks ---- */
 
-#define RANKS 4
-#define TURNS 30
+#define MANY 20
 
-typedef struct rank {
-    setup *u;
-    int32_t rank;
-    ferry_source inner;
-    rig_source *s;
-    pthread_barrier_t *barrier;
-    char line[512];
-} rank;
-
-static ferry_status gathered_next(void *self, ferry_item *out)
+/* Each tensor is its own buffer, or all are in one. */
+static void ranks_send(int32_t n_ranks, uint64_t limit, uint64_t turns,
+                       bool ragged)
 {
-    rank *k = self;
-    ferry_status status = k->inner.ops->next(k->inner.self, out);
-
-    pthread_barrier_wait(k->barrier);
-    return status;
-}
-
-static ferry_status rank_metadata(void *self, const ferry_param_meta **out,
-                                  size_t *count)
-{
-    rank *k = self;
-
-    return k->inner.ops->metadata(k->inner.self, out, count);
-}
-
-static ferry_status rank_begin(void *self)
-{
-    rank *k = self;
-
-    return k->inner.ops->begin(k->inner.self);
-}
-
-static void rank_end(void *self)
-{
-    rank *k = self;
-
-    k->inner.ops->end(k->inner.self);
-}
-
-static void *run_rank(void *arg)
-{
-    static const ferry_source_ops ops = {.size = sizeof(ferry_source_ops),
-                                         .kind = "gathered",
-                                         .metadata = rank_metadata,
-                                         .begin = rank_begin,
-                                         .next = gathered_next,
-                                         .end = rank_end};
-    rank *k = arg;
-    ferry_nccl_trainer_init_info info = k->u->info;
-    ferry_source source = {&ops, k};
-    ferry_trainer *t = NULL;
-    ferry_status status;
-
-    info.base.rank = k->rank;
-    status = ferry_trainer_init(&info.base, &k->u->client, &source, &t);
-    for (uint64_t turn = 1; turn <= TURNS && status >= 0; turn++) {
-        rig_source_fill(k->s, turn);
-        status = ferry_trainer_send_weights(t, NULL);
-    }
-    if (status < 0)
-        snprintf(k->line, sizeof(k->line), "%s", ferry_last_error());
-    ferry_trainer_shutdown(&t);
-    return NULL;
-}
-
-/* O-10, B4: every rank's gather is a collective; each tensor is its own
- * buffer. */
-static void o10_other_ranks_drive_the_pass_in_lockstep(void **state)
-{
-    rig_param many[20];
-    char names[20][8];
-    pthread_barrier_t barrier;
-    pthread_t threads[RANKS];
-    rank ranks[RANKS];
+    rig_param many[MANY];
+    char names[MANY][8];
     setup u;
 
-    (void)state;
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < MANY; i++) {
         snprintf(names[i], sizeof(names[i]), "p%d", i);
         many[i] =
             (rig_param){names[i], FERRY_DTYPE_F32, 2, {4, 3}, RIG_ROWS, false};
     }
-    open_workers(&u, many, 20, (rig_options){.tp_size = 2});
-    u.info.packed_buffer_size_bytes = 1;
-    pthread_barrier_init(&barrier, NULL, RANKS);
-    for (int32_t i = 0; i < RANKS; i++) {
-        ranks[i] = (rank){.u = &u, .rank = i, .barrier = &barrier};
-        ranks[i].s = rig_source_open(many, 20, 0);
-        ranks[i].inner = rig_source_of(ranks[i].s);
-        pthread_create(&threads[i], NULL, run_rank, &ranks[i]);
-    }
-    for (int i = 0; i < RANKS; i++) {
-        pthread_join(threads[i], NULL);
-        rig_source_close(ranks[i].s);
-        assert_string_equal(ranks[i].line, "");
-    }
-    pthread_barrier_destroy(&barrier);
-    assert_null(rig_differs(u.r, TURNS));
+    open_workers(&u, many, MANY, (rig_options){.tp_size = 2});
+    u.info.packed_buffer_size_bytes = limit;
+    assert_string_equal(trainer_ranks_run(&(trainer_ranks){.n = n_ranks,
+                                                           .client = &u.client,
+                                                           .info = &u.info,
+                                                           .params = many,
+                                                           .count = MANY,
+                                                           .turns = turns,
+                                                           .ragged = ragged}),
+                        "");
+    assert_null(rig_differs(u.r, turns));
     close_setup(&u);
+}
+
+/* O-10, B4: every rank's gather is a collective. */
+static void o10_other_ranks_drive_the_pass_in_lockstep(void **state)
+{
+    (void)state;
+    ranks_send(4, 1, 30, false);
+}
+
+/* O-24: a rank that holds none of the first layer, as with pipeline
+ * parallelism; its part is empty and the pass goes on. */
+static void o24_a_rank_that_holds_nothing_of_a_layer(void **state)
+{
+    (void)state;
+    ranks_send(2, 1, 3, true);
+    ranks_send(2, 300, 3, true);
+    ranks_send(2, 1 << 20, 3, true);
 }
 
 /* ---- without Ferry's extras ---- */
@@ -753,6 +693,7 @@ int main(void)
         cmocka_unit_test(o17_a_taken_port_fails_before_anybody_is_told),
         cmocka_unit_test(o18_a_rank_that_is_claimed_twice),
         cmocka_unit_test(o10_other_ranks_drive_the_pass_in_lockstep),
+        cmocka_unit_test(o24_a_rank_that_holds_nothing_of_a_layer),
         cmocka_unit_test(peers_that_are_not_ferry_get_what_vllm_knows),
         cmocka_unit_test(peers_may_be_stated),
         cmocka_unit_test(init_refuses_in_words),
