@@ -5,7 +5,8 @@
 
 What Python sees is read from the installed headers by the C preprocessor, so
 it cannot drift from them; the compiler checks it once more when it compiles
-the result. The only declarations written here are the callbacks.
+the result. The only declarations written here are the callbacks, and those of
+_batch.h, which is part of the binding.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ extern "Python" {
 ferry_status ferry_py_source_metadata(void *, const ferry_param_meta **,
                                       size_t *);
 ferry_status ferry_py_source_begin(void *);
-ferry_status ferry_py_source_next(void *, ferry_item *);
+ferry_status ferry_py_source_refill(void *);
 void ferry_py_source_end(void *);
 bool ferry_py_source_holds(void *, const char *);
 ferry_status ferry_py_source_groups(void *, const size_t **, size_t *);
@@ -64,6 +65,19 @@ ferry_status ferry_py_receiver_load(void *, ferry_loader *, const char *,
                                     const ferry_tensor *);
 ferry_status ferry_py_receiver_room(void *, const ferry_tensor *, void **);
 }
+"""
+
+BATCH = """
+#define FERRY_PY_BATCH_ITEMS ...
+typedef struct ferry_py_batch {
+    void *handle;
+    ferry_item *items;
+    size_t count, at;
+} ferry_py_batch;
+ferry_status ferry_py_batch_next(void *, ferry_item *);
+bool ferry_py_batch_torch(uintptr_t, uintptr_t, uintptr_t);
+size_t ferry_py_batch_fill(ferry_py_batch *, uintptr_t, uintptr_t, size_t,
+                           size_t);
 """
 
 PREAMBLE = """
@@ -104,8 +118,11 @@ def builder(include: pathlib.Path, cc: str) -> Any:
     import cffi
 
     ffi = cffi.FFI()
-    ffi.cdef(declarations(include, cc) + constants(include) + CALLBACKS)
-    ffi.set_source("ferry._libferry", PREAMBLE)
+    ffi.cdef(
+        declarations(include, cc) + constants(include) + CALLBACKS + BATCH)
+    batch = pathlib.Path(__file__).with_name("_batch.h")
+    ffi.set_source(
+        "ferry._libferry", PREAMBLE + batch.read_text(encoding="utf-8"))
     return ffi
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """C's form of a Python source: metadata, and passes over its tensors.
 
-Invariant: a tensor is held from when it is handed over until the library asks
-for the next one, or to the end of the pass if the source is stable.
+Items cross in runs (_batch.h). Invariant: a run is held until the library
+asks for the next one, or to the end of the pass if the source is stable.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -59,7 +60,7 @@ class SourceLike(Protocol):
     stable: bool
 
     def metadata(self) -> Sequence[Param]: ...
-    def items(self) -> Iterator[tuple[str, Any]]: ...
+    def batches(self) -> Iterator[tuple[list[str], list[Any]]]: ...
     def held(self) -> frozenset[str] | None: ...
 
 
@@ -73,7 +74,8 @@ class Source:
         self._seen: tuple[Param, ...] = ()
         self._params: Any = ffi.NULL
         self._text: Any = ffi.NULL
-        self._items: Iterator[tuple[str, Any]] | None = None
+        self._items: Iterator[tuple[list[str], list[Any]]] | None = None
+        self._late: BaseException | None = None
         self._index = 0
         self._kept: list[Any] = []
         self._held: frozenset[str] | None = None
@@ -85,11 +87,14 @@ class Source:
         ops.flags = lib.FERRY_SOURCE_STABLE if inner.stable else 0
         ops.metadata = lib.ferry_py_source_metadata
         ops.begin = lib.ferry_py_source_begin
-        ops.next = lib.ferry_py_source_next
+        ops.next = ffi.addressof(lib, "ferry_py_batch_next")
         ops.end = lib.ferry_py_source_end
         ops.holds = lib.ferry_py_source_holds
         self._ops = ops
-        self.c = ffi.new("ferry_source *", {"ops": ops, "self": self._handle})
+        self._room = ffi.new("ferry_item[]", lib.FERRY_PY_BATCH_ITEMS)
+        self._batch = ffi.new(
+            "ferry_py_batch *", {"handle": self._handle, "items": self._room})
+        self.c = ffi.new("ferry_source *", {"ops": ops, "self": self._batch})
 
     def metadata(self, out_params: Any, out_count: Any) -> None:
         seen = tuple(self.inner.metadata())
@@ -127,20 +132,45 @@ class Source:
 
     def begin(self) -> None:
         self.end()
+        _know_torch()
         self._held = self.inner.held()
-        self._items = iter(self.inner.items())
+        self._items = self.inner.batches()
 
-    def next(self, out: Any) -> int:
+    def refill(self) -> int:
+        """Describe the next run of items, as many as the source has ready."""
         if self._items is None:
             raise RuntimeError("no pass over the source is open")
         if not self.inner.stable:
             self._kept.clear()
+        late, self._late = self._late, None
+        if late is not None:
+            raise late
         try:
-            name, value = next(self._items)
+            names, tensors = next(self._items)
         except StopIteration:
             return DONE
-        index = self._index
-        self._index = index + 1
+        self._kept.append((names, tensors))
+        batch, done = self._batch, 0
+        # Only this frame knows the two lists, so nobody changes them.
+        while (done := lib.ferry_py_batch_fill(
+            batch, id(names), id(tensors), done, len(names)
+        )) < len(names):
+            try:
+                self._fill(names[done], tensors[done], self._index + done,
+                           batch.items[done])
+            except BaseException as error:
+                if done == 0:
+                    raise
+                self._late = error  # the items before it come first
+                break
+            done += 1
+        batch.count = done
+        self._index += done
+        return OK
+
+    def _fill(self, name: str, value: Any, index: int, out: Any) -> None:
+        """Describe what is no plain torch tensor, or say why it cannot be."""
+        out.wait = ffi.NULL
         declared = index < len(self._names) and self._names[index] == name
         if declared:
             out.name = self._params[index].name
@@ -151,7 +181,6 @@ class Source:
             self._no_data(name, index if declared else -1, out.tensor)
         else:
             self._kept.append(fill_tensor(name, value, out.tensor))
-        return OK
 
     def _no_data(self, name: str, index: int, out: Any) -> None:
         """Fill in a parameter that this rank does not hold (B8)."""
@@ -169,7 +198,8 @@ class Source:
 
     def end(self) -> None:
         items, self._items = self._items, None
-        self._index = 0
+        self._index = self._batch.count = self._batch.at = 0
+        self._late = None
         self._kept.clear()
         close = getattr(items, "close", None)
         if callable(close):
@@ -180,11 +210,35 @@ class Source:
         return held is None or name in held
 
 
+_BATCH = ffi.typeof("ferry_py_batch *")
+
+
+def _of(handle: Any) -> Source:
+    """Return the source behind a C source's own pointer."""
+    source: Source = ffi.from_handle(ffi.cast(_BATCH, handle).handle)
+    return source
+
+
+_torch_is_known = False
+
+
+def _know_torch() -> None:
+    """Let plain torch tensors be described in C, once torch is there."""
+    global _torch_is_known
+    torch: Any = sys.modules.get("torch")
+    if _torch_is_known or not hasattr(torch, "strided"):
+        return
+    _torch_is_known = True
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        lib.ferry_py_batch_torch(
+            id(torch.Tensor), id(torch.nn.Parameter), id(torch.strided))
+
+
 def _source(method: Callable[..., Any]) -> Callable[..., int]:
     """Make the C function that calls a method of `Source`."""
 
     def call(handle: Any, *args: Any) -> int:
-        source: Source = ffi.from_handle(handle)
+        source = _of(handle)
         try:
             return method(source, *args) or OK
         except BaseException as error:
@@ -196,11 +250,11 @@ def _source(method: Callable[..., Any]) -> Callable[..., int]:
 for _name, _method in (
     ("metadata", Source.metadata),
     ("begin", Source.begin),
-    ("next", Source.next),
+    ("refill", Source.refill),
 ):
     define(f"ferry_py_source_{_name}", _source(_method),
             InputOutputError.code)
 define("ferry_py_source_end", nothing(_source(Source.end)), None)
 define(
     "ferry_py_source_holds",
-    lambda h, name: ffi.from_handle(h).holds(text(name)), True)
+    lambda h, name: _of(h).holds(text(name)), True)

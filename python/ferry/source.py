@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import (
     Callable,
@@ -20,7 +21,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
 from ferry.errors import ArgumentError, MismatchError
@@ -333,6 +334,68 @@ def _overrides(source: Any, method: str) -> bool:
     return False
 
 
+BATCH_ITEMS = 512
+BATCH_SECONDS = 1e-3  # what a run may cost before its first item leaves
+
+
+def _by_group(groups: Any) -> Iterator[tuple[list[str], list[Any]]]:
+    for names, tensors in groups:
+        if len(names) != len(tensors):
+            raise MismatchError(
+                f"iter_groups yielded {len(names)} names with "
+                f"{len(tensors)} tensors; the first name is {names[:1]}"
+            )
+        for at in range(0, len(names), BATCH_ITEMS):
+            end = at + BATCH_ITEMS
+            yield list(names[at:end]), list(tensors[at:end])
+        del names, tensors  # one is in memory while the next is made
+
+
+def _one_by_one(items: Any) -> Iterator[tuple[list[str], list[Any]]]:
+    try:
+        for name, tensor in items:
+            yield [name], [tensor]
+            del name, tensor  # one is in memory while the next is made
+    finally:
+        _close(items)
+
+
+def _ahead(items: Any) -> Iterator[tuple[list[str], list[Any]]]:
+    """Take many at once from a source whose tensors all stay valid.
+
+    The runs grow while they are cheap. What the source raises comes after
+    the items before it.
+    """
+    size = 1
+    failure: BaseException | None = None
+    try:
+        while failure is None:
+            names: list[str] = []
+            tensors: list[Any] = []
+            began = time.perf_counter()
+            try:
+                for name, tensor in islice(items, size):
+                    names.append(name)
+                    tensors.append(tensor)
+            except BaseException as error:
+                failure = error
+            quick = time.perf_counter() - began < BATCH_SECONDS
+            if names:
+                yield names, tensors
+            elif failure is None:
+                return
+            size = min(2 * size, BATCH_ITEMS) if quick else max(1, size // 2)
+        raise failure
+    finally:
+        _close(items)
+
+
+def _close(items: Any) -> None:
+    close = getattr(items, "close", None)
+    if callable(close):
+        close()
+
+
 class _Adapted:
     """A source of any form."""
 
@@ -342,30 +405,30 @@ class _Adapted:
         self.stable = bool(getattr(source, "stable", False))
         if _overrides(source, "iter_groups"):
             self.form = "by group"
-            self.items = self._by_group
         elif _overrides(source, "__iter__"):
             self.form = "one by one"
-            self.items = self._by_item
         else:
             self.form = "iter_full"
-            self.items = self._by_full
-
-    items: Callable[[], Iterator[tuple[str, Any]]]
 
     def metadata(self) -> Sequence[ParamMeta]:
         return _metadata_of(self._source)
 
-    def _by_item(self) -> Iterator[tuple[str, Any]]:
-        return iter(self._source)
-
-    def _by_full(self) -> Iterator[tuple[str, Any]]:
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Start a pass, one item at a time."""
+        if self.form == "by group":
+            return chain.from_iterable(
+                zip(names, tensors, strict=True)
+                for names, tensors in _by_group(self._source.iter_groups()))
+        if self.form == "one by one":
+            return iter(self._source)
         return iter(self._source.iter_full())
 
-    def _by_group(self) -> Iterator[tuple[str, Any]]:
-        return chain.from_iterable(
-            zip(names, tensors, strict=True)
-            for names, tensors in self._source.iter_groups()
-        )
+    def batches(self) -> Iterator[tuple[list[str], list[Any]]]:
+        """Start a pass: runs of names and tensors that are valid together."""
+        if self.form == "by group":
+            return _by_group(self._source.iter_groups())
+        items = self.items()
+        return _ahead(items) if self.stable else _one_by_one(items)
 
     def held(self) -> frozenset[str] | None:
         held_names = getattr(self._source, "held_names", None)

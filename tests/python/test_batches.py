@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Items cross into the library in runs: what is described in C is what Python
+would have described, errors keep their place, and memory its bound."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from ferry import _ffi_source
+from ferry._ffi import Failures, ffi, lib, text
+from ferry._ffi_source import Source
+from ferry.errors import MismatchError
+from ferry.source import BATCH_ITEMS, ParamMeta, WeightSource, adapt
+from ferry.tensor import view
+
+PLAIN = {
+    "matrix": torch.arange(6.0).reshape(2, 3),
+    "parameter": torch.nn.Parameter(torch.ones(3, 2).t()),
+    "every second": torch.arange(10)[::2],
+    "spread": torch.ones(1, 4).expand(3, 4),
+    "scalar": torch.tensor(1.5),
+    "empty": torch.zeros(0, 4),
+    "offset": torch.arange(9, dtype=torch.int16)[4:],
+    **{str(dtype): torch.zeros(3, dtype=dtype) for dtype in (
+        torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn,
+        torch.float8_e5m2, torch.int64, torch.int32, torch.int8, torch.uint8,
+        torch.uint16, torch.uint32, torch.uint64, torch.bool)},
+}
+
+
+class Held(WeightSource):
+    """Yields what it holds, as it is told to."""
+
+    def __init__(self, tensors: dict[str, Any], stable: bool = False) -> None:
+        self.tensors = tensors
+        self.stable = stable
+
+    def metadata(self) -> list[ParamMeta]:
+        return [ParamMeta(n, t.dtype, tuple(t.shape))
+                for n, t in self.tensors.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.tensors.items()
+
+
+class Driven:
+    """A source as the library drives it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.failures = Failures()
+        self.source = Source(adapt(inner), self.failures)
+        self.ops, self.self = self.source.c.ops, self.source.c.self
+        self.item = ffi.new("ferry_item *")
+        params, count = ffi.new("ferry_param_meta **"), ffi.new("size_t *")
+        assert self.ops.metadata(self.self, params, count) == 0
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self.ops.begin(self.self) == 0
+        while (code := self.ops.next(self.self, self.item)) == 0:
+            yield self.item
+        self.ops.end(self.self)
+        if code < 0:
+            self.failures.throw(code)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_a_plain_tensor_is_described_as_python_does(stable: bool) -> None:
+    names = iter(PLAIN)
+    for item in Driven(Held(PLAIN, stable)):
+        name = next(names)
+        want, got = view(name, PLAIN[name]), item.tensor
+        shape = [got.shape[d] for d in range(got.ndim)]
+        stride = [got.stride[d] for d in range(got.ndim)]
+        assert text(item.name) == name and got.dtype == want.dtype, name
+        assert shape == list(want.shape), name
+        if 0 not in shape:
+            assert int(ffi.cast("uintptr_t", got.data)) == want.address, name
+            assert all(a == b for a, b, n in zip(stride, want.strides, shape)
+                       if n > 1), name
+    assert next(names, None) is None
+
+
+def test_plain_tensors_need_no_look_from_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no table of DLPack functions")
+    monkeypatch.setattr(_ffi_source, "fill_tensor", None)
+    assert len(list(Driven(Held(PLAIN, True)))) == len(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [(torch.ones(3, device="meta"), "meta"),
+     (torch.ones(3).to_sparse(), "layout"),
+     (torch.ones(2, dtype=torch.complex64), "complex64"),
+     (torch.zeros([1] * 9), "9 dimensions")])
+def test_what_is_not_plain_is_refused_by_name_in_its_place(
+    tensor: Any, words: str
+) -> None:
+    source = Held({"a": torch.ones(1), "b": torch.ones(1)}, stable=True)
+    driven = Driven(source)
+    source.tensors = {**source.tensors, "bad one": tensor, "c": torch.ones(1)}
+    came = []
+    with pytest.raises((NotImplementedError, ValueError),
+                       match=f"bad one.*{words}"):
+        for item in driven:
+            came.append(text(item.name))
+    assert came == ["a", "b"]
+
+
+def test_a_lazy_minus_sign_is_resolved() -> None:
+    tensor = torch.complex(torch.ones(2), torch.full((2,), 3.0)).conj().imag
+    assert tensor.is_neg()
+    for item in Driven(Held({"a": tensor})):
+        raw = ffi.buffer(item.tensor.data, 4)
+        assert torch.frombuffer(raw, dtype=torch.float32).item() == -3.0
+
+
+def test_what_a_stable_source_raises_comes_after_its_items() -> None:
+    class Failing(Held):
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for index, pair in enumerate(self.tensors.items()):
+                if index == 20:
+                    raise LookupError("shard 20 is gone")
+                yield pair
+
+    tensors = {str(i): torch.ones(1) for i in range(40)}
+    came = []
+    with pytest.raises(LookupError, match="shard 20"):
+        for item in Driven(Failing(tensors, stable=True)):
+            came.append(text(item.name))
+    assert came == list(tensors)[:20]
+
+
+class Groups(Held):
+    """Makes a group anew when its turn comes, and counts what is alive."""
+
+    def __init__(self, n_groups: int, size: int) -> None:
+        super().__init__({
+            f"layers.{g}.experts.{i}.w": torch.zeros(1)
+            for g in range(n_groups) for i in range(size)})
+        self.resumed = self.most = 0
+        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def iter_groups(self) -> Iterator[tuple[list[str], list[torch.Tensor]]]:
+        for group in self.groups():
+            self.resumed += 1
+            made = [torch.zeros(1) for _ in group]
+            self.alive.update(made)
+            self.most = max(self.most, len(self.alive))
+            yield group, made
+            del made
+
+
+def test_b10_37000_names_are_about_a_hundred_resumptions() -> None:
+    source = Groups(94, 394)
+    count = sum(1 for _ in Driven(source))
+    assert count == 94 * 394 == 37036
+    assert source.resumed == 94
+
+
+def test_one_group_is_in_memory_at_a_time() -> None:
+    source = Groups(5, BATCH_ITEMS + 3)
+    gc.collect()
+    assert sum(1 for _ in Driven(source)) == 5 * (BATCH_ITEMS + 3)
+    assert source.most == BATCH_ITEMS + 3
+
+
+def test_a_group_of_unequal_lists_is_an_error() -> None:
+    class Short(Groups):
+        def iter_groups(self) -> Any:
+            yield ["a", "b"], [torch.ones(1)]
+
+    with pytest.raises(MismatchError, match="2 names with 1 tensors"):
+        list(Driven(Short(1, 2)))
+
+
+def test_next_without_a_pass_is_an_error() -> None:
+    driven = Driven(Held({"a": torch.ones(1)}))
+    assert driven.ops.next(driven.self, driven.item) < 0
+    assert lib.FERRY_PY_BATCH_ITEMS == BATCH_ITEMS
