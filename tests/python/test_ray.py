@@ -235,8 +235,8 @@ def test_c5_a_trainer_and_two_replicas_and_one_that_is_lost(
 
     # One is lost in the middle: the error names it, and comes soon.
     lost, pids = workers[1], ranks_of(workers[1])
-    round_two = trainer.send.remote("v2", 0.3)
-    time.sleep(1.5)
+    round_two = trainer.send.remote("v2", 0.15)
+    time.sleep(0.7)
     started = time.monotonic()
     ray.kill(lost)
     with pytest.raises(ConnectionFailedError) as raised:
