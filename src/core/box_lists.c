@@ -119,14 +119,48 @@ ferry_status ferry__box_lists_get(ferry__reader *r, ferry__box_lists *out)
     return status;
 }
 
+/* A stride of 0 names an element many times, which costs whoever hashes it
+ * that many steps: so many are taken whatever the parameter has. */
+#define REPEATS_MOST ((int64_t)1 << 24)
+
+/* The product of the extents, those that are 0 left out. */
+static bool count_of(const ferry_box *box, int64_t *out)
+{
+    int64_t n = 1;
+
+    for (int32_t d = 0; d < box->ndim; d++) {
+        if (box->shape[d] < 0 ||
+            (box->shape[d] > 0 && !ferry__mul64(n, box->shape[d], &n)))
+            return false;
+    }
+    *out = n;
+    return true;
+}
+
+static bool is_empty(const ferry_box *box)
+{
+    for (int32_t d = 0; d < box->ndim; d++) {
+        if (box->shape[d] == 0)
+            return true;
+    }
+    return false;
+}
+
 static bool box_fits(const ferry_box *box, int64_t numel)
 {
-    int64_t last = box->offset, span;
+    int64_t last = box->offset, span, n;
 
+    if (!count_of(box, &n))
+        return false;
+    /* A box without elements reads nothing, wherever it is. */
+    if (numel == 0 || is_empty(box))
+        return true;
+    if (n > numel && n > REPEATS_MOST)
+        return false;
     if (box->offset < 0 || box->offset >= numel)
         return false;
     for (int32_t d = 0; d < box->ndim; d++) {
-        if (box->shape[d] < 1 || box->stride[d] < 0 ||
+        if (box->stride[d] < 0 ||
             !ferry__mul64(box->shape[d] - 1, box->stride[d], &span) ||
             span >= numel - last)
             return false;
@@ -156,12 +190,7 @@ ferry_status ferry__box_lists_check(const ferry__box_lists *v,
         int64_t numel = numel_of(&params[p]);
 
         for (size_t b = v->first[p]; b < v->first[p + 1]; b++) {
-            /* A box without elements reads nothing, wherever it is. */
-            bool empty = numel == 0;
-
-            for (int32_t d = 0; d < v->boxes[b].ndim; d++)
-                empty = empty || v->boxes[b].shape[d] == 0;
-            if (!empty && !box_fits(&v->boxes[b], numel))
+            if (!box_fits(&v->boxes[b], numel))
                 return ferry_fail(FERRY_EPEER,
                                   "lists of boxes: parameter %s: a box outside "
                                   "its %lld elements",

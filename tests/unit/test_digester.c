@@ -122,9 +122,38 @@ static void copy_range_packs_any_strides(void **state)
                          turned[(k + 5) % COLS * ROWS + (k + 5) / COLS]);
 }
 
+/* J1: a worker cannot make the trainer hash without end, nor count beyond
+ * what a number holds. */
+static void boxes_that_cost_too_much_are_refused(void **state)
+{
+    const int64_t much = (int64_t)1 << 62;
+    ferry_box bad[] = {
+        {0, 1, 0, {much}, {0}},
+        {0, 2, 0, {much, much}, {0, 0}},
+        {0, 3, 0, {much, much, 0}, {0, 0, 0}},
+        {0, 1, 0, {-1}, {1}},
+        {0, 3, 0, {1 << 10, 1 << 10, 1 << 10}, {0, 0, 0}},
+    };
+    ferry_box good = {5, 2, 0, {1000, 2}, {0, 1}};
+    ferry_param_meta meta = {"w", FERRY_DTYPE_U8, 2, {ROWS, COLS}};
+    ferry_param_meta none = {"n", FERRY_DTYPE_U8, 2, {0, COLS}};
+    size_t first[2] = {0, 1};
+    ferry__box_lists v = {1, first, &good};
+
+    (void)state;
+    assert_int_equal(ferry__box_lists_check(&v, &meta, 1), FERRY_OK);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        v.boxes = &bad[i];
+        assert_int_equal(ferry__box_lists_check(&v, &meta, 1), FERRY_EPEER);
+    }
+    v.boxes = &bad[1];
+    assert_int_equal(ferry__box_lists_check(&v, &none, 1), FERRY_EPEER);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(boxes_that_cost_too_much_are_refused),
         cmocka_unit_test(box_digest_is_of_its_elements_in_order),
         cmocka_unit_test(packing_hashes_what_it_packs),
         cmocka_unit_test(copy_range_packs_any_strides),
