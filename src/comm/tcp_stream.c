@@ -282,7 +282,7 @@ static ferry_status poll_slot(tcp__stream *s, int64_t slice_ms)
 static size_t room_of(const tcp__stream *s)
 {
     uint64_t left = s->sizes[s->at] - s->pos;
-    uint32_t slot = s->pool.head->slot_bytes;
+    uint32_t slot = s->pool.slot_bytes;
 
     return left < slot ? (size_t)left : slot;
 }

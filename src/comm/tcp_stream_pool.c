@@ -29,6 +29,13 @@ static uint64_t round_up(uint64_t n, uint64_t to)
     return (n + to - 1) / to * to;
 }
 
+static uint64_t data_at(uint32_t n_entries)
+{
+    return round_up(sizeof(tcp__pool_head) +
+                        (uint64_t)n_entries * sizeof(tcp__pool_entry),
+                    PAGE_BYTES);
+}
+
 static void measure(uint64_t bound, tcp__pool_head *out)
 {
     uint64_t slot = bound / 4 / PAGE_BYTES * PAGE_BYTES, n_slots;
@@ -45,15 +52,22 @@ static void measure(uint64_t bound, tcp__pool_head *out)
     out->n_entries = 2;
     while (out->n_entries < n_slots)
         out->n_entries *= 2;
-    out->data_at =
-        round_up(sizeof(tcp__pool_head) +
-                     (uint64_t)out->n_entries * sizeof(tcp__pool_entry),
-                 PAGE_BYTES);
+    out->data_at = data_at(out->n_entries);
 }
 
 static uint64_t total_of(const tcp__pool_head *h)
 {
     return h->data_at + (uint64_t)h->n_slots * h->slot_bytes;
+}
+
+static void lay_out(tcp__pool *p, void *memory, const tcp__pool_head *size)
+{
+    p->head = memory;
+    p->data = (char *)memory + size->data_at;
+    p->size_bytes = (size_t)total_of(size);
+    p->n_slots = size->n_slots;
+    p->slot_bytes = size->slot_bytes;
+    p->n_entries = size->n_entries;
 }
 
 ferry_status ferry__pool_create(tcp__pool *p, uint64_t bound_bytes,
@@ -64,14 +78,13 @@ ferry_status ferry__pool_create(tcp__pool *p, uint64_t bound_bytes,
 
     *p = (tcp__pool){.fd = -1};
     measure(bound_bytes, &size);
-    p->size_bytes = (size_t)total_of(&size);
     p->free_slots = ferry__alloc_array(size.n_slots, sizeof(uint32_t));
-    if (!p->free_slots)
+    p->made = ferry__alloc_array(size.n_entries, sizeof(*p->made));
+    if (!p->free_slots || !p->made)
         return FERRY_ENOMEM;
-    FERRY_TRY(ferry__shared_create_sparse("ferry-stream", p->size_bytes, &p->fd,
-                                          &memory));
-    p->head = memory;
-    p->data = (char *)memory + size.data_at;
+    FERRY_TRY(ferry__shared_create_sparse(
+        "ferry-stream", (size_t)total_of(&size), &p->fd, &memory));
+    lay_out(p, memory, &size);
     FERRY_TRY(ferry__shared_reserve(p->fd, 0, (size_t)size.data_at));
     p->head->magic = size.magic;
     p->head->version = size.version;
@@ -90,10 +103,11 @@ static ferry_status check_head(const tcp__pool_head *h, const char *key)
         return ferry_fail(FERRY_EPEER, "stream: the shared memory that came "
                                        "is not that of this stream");
     if (h->slot_bytes < PAGE_BYTES || h->slot_bytes > SLOT_MOST ||
-        h->n_slots < 2 || h->n_slots > SLOTS_MOST ||
-        h->n_entries < h->n_slots || (h->n_entries & (h->n_entries - 1)) != 0 ||
-        h->data_at <
-            sizeof(*h) + (uint64_t)h->n_entries * sizeof(tcp__pool_entry))
+        h->slot_bytes % PAGE_BYTES != 0 || h->n_slots < 2 ||
+        h->n_slots > SLOTS_MOST || h->n_entries < h->n_slots ||
+        h->n_entries > 2 * SLOTS_MOST ||
+        (h->n_entries & (h->n_entries - 1)) != 0 ||
+        h->data_at != data_at(h->n_entries))
         return ferry_fail(FERRY_EPEER,
                           "stream: the shared memory that came "
                           "has %u slots of %u bytes",
@@ -101,25 +115,30 @@ static ferry_status check_head(const tcp__pool_head *h, const char *key)
     return FERRY_OK;
 }
 
-/* Its size is known only from its head, which is mapped first. */
+/* Its size is known only from its head, which is mapped first, and copied
+ * before it is checked: the other ranks can still write to it. */
 ferry_status ferry__pool_map(tcp__pool *p, int fd, const char *key)
 {
-    void *memory;
-    ferry_status status;
-    uint64_t total;
+    tcp__pool_head *memory, size = {0};
+    void *mapped;
 
     *p = (tcp__pool){.fd = -1};
-    FERRY_TRY(ferry__shared_map(fd, sizeof(tcp__pool_head), 1, &memory));
-    status = check_head(memory, key);
-    total = total_of(memory);
-    ferry__shared_unmap(memory, sizeof(tcp__pool_head));
-    FERRY_TRY(status);
-    FERRY_TRY(ferry__shared_map(fd, (size_t)total, 1, &memory));
-    p->head = memory;
-    p->size_bytes = (size_t)total;
-    p->data = (char *)memory + p->head->data_at;
+    FERRY_TRY(ferry__shared_map(fd, sizeof(*memory), 1, &mapped));
+    memory = mapped;
+    size.magic = memory->magic;
+    size.version = memory->version;
+    size.n_slots = memory->n_slots;
+    size.slot_bytes = memory->slot_bytes;
+    size.n_entries = memory->n_entries;
+    size.data_at = memory->data_at;
+    memcpy(size.key, memory->key, TCP__POOL_KEY);
+    ferry__shared_unmap(mapped, sizeof(*memory));
+    FERRY_TRY(check_head(&size, key));
+    FERRY_TRY(ferry__shared_map(fd, (size_t)total_of(&size), 1, &mapped));
+    lay_out(p, mapped, &size);
     /* A stray write of a reader must not reach the others. */
-    if (mprotect(p->data, (size_t)(total - p->head->data_at), PROT_READ) != 0)
+    if (mprotect(p->data, (size_t)size.n_slots * size.slot_bytes, PROT_READ) !=
+        0)
         return ferry_fail(FERRY_EIO, "stream: cannot protect shared memory");
     return FERRY_OK;
 }
@@ -131,6 +150,7 @@ void ferry__pool_close(tcp__pool *p)
     if (p->fd >= 0)
         close(p->fd);
     ferry__free(p->free_slots);
+    ferry__free(p->made);
     *p = (tcp__pool){.fd = -1};
 }
 
@@ -141,31 +161,44 @@ static ferry__gate *gate_of(const tcp__pool *p, int32_t i)
     return &p->head->readers[p->readers[i]].released;
 }
 
-static tcp__pool_entry *entry_of(const tcp__pool *p, uint32_t seq)
+/* The writer's is its own. */
+static const tcp__pool_entry *entry_of(const tcp__pool *p, uint32_t seq)
 {
-    return &p->head->entries[seq & (p->head->n_entries - 1)];
+    const tcp__pool_entry *all = p->made ? p->made : p->head->entries;
+
+    return &all[seq & (p->n_entries - 1)];
 }
 
-/* Pieces that the slowest reader has not released. */
-static uint32_t behind(const tcp__pool *p)
+/* Pieces that the slowest reader has not released: those between `freed` and
+ * `committed`, or a reader counts what it never had. */
+static ferry_status behind(const tcp__pool *p, uint32_t *out)
 {
     uint32_t most = 0;
 
     for (int32_t i = 0; i < p->n_readers; i++) {
         uint32_t n = p->committed - ferry__gate_value(gate_of(p, i));
 
+        if (n > p->committed - p->freed)
+            return ferry_fail(FERRY_EPEER,
+                              "stream: reader %d says that it released %u "
+                              "pieces, %u to %u can be",
+                              p->readers[i], p->committed - n, p->freed,
+                              p->committed);
         most = n > most ? n : most;
     }
-    return most;
+    *out = most;
+    return FERRY_OK;
 }
 
 /* What came back last lies on top. */
-static void reap(tcp__pool *p)
+static ferry_status reap(tcp__pool *p)
 {
-    uint32_t until = p->committed - behind(p);
+    uint32_t left;
 
-    for (; p->freed != until; p->freed++)
+    FERRY_TRY(behind(p, &left));
+    for (; p->committed - p->freed != left; p->freed++)
         p->free_slots[p->n_free++] = entry_of(p, p->freed)->slot;
+    return FERRY_OK;
 }
 
 static void await_oldest(tcp__pool *p, int64_t slice_ms)
@@ -183,10 +216,9 @@ static void await_oldest(tcp__pool *p, int64_t slice_ms)
 static ferry_status touch_another(tcp__pool *p)
 {
     uint32_t slot = p->n_touched;
-    size_t bytes = p->head->slot_bytes;
+    size_t bytes = p->slot_bytes, data = (size_t)(p->data - (char *)p->head);
 
-    FERRY_TRY(ferry__shared_reserve(
-        p->fd, (size_t)p->head->data_at + (size_t)slot * bytes, bytes));
+    FERRY_TRY(ferry__shared_reserve(p->fd, data + (size_t)slot * bytes, bytes));
     p->n_touched++;
     atomic_store(&p->head->peak_bytes, (uint64_t)p->n_touched * bytes);
     p->free_slots[p->n_free++] = slot;
@@ -197,16 +229,16 @@ ferry_status ferry__pool_acquire(tcp__pool *p, int64_t slice_ms)
 {
     if (p->held)
         return FERRY_OK;
-    reap(p);
+    FERRY_TRY(reap(p));
     if (p->committed - p->freed >= HOT_SLOTS) {
         await_oldest(p, slice_ms < MOMENT_MS ? slice_ms : MOMENT_MS);
-        reap(p);
+        FERRY_TRY(reap(p));
     }
-    if (p->n_free == 0 && p->n_touched < p->head->n_slots)
+    if (p->n_free == 0 && p->n_touched < p->n_slots)
         FERRY_TRY(touch_another(p));
     if (p->n_free == 0) {
         await_oldest(p, slice_ms);
-        reap(p);
+        FERRY_TRY(reap(p));
     }
     if (p->n_free == 0)
         return FERRY_DONE;
@@ -217,13 +249,16 @@ ferry_status ferry__pool_acquire(tcp__pool *p, int64_t slice_ms)
 
 char *ferry__pool_slot(const tcp__pool *p)
 {
-    return p->data + (size_t)p->slot * p->head->slot_bytes;
+    return p->data + (size_t)p->slot * p->slot_bytes;
 }
 
 void ferry__pool_announce(tcp__pool *p, size_t size_bytes)
 {
-    *entry_of(p, p->committed) =
-        (tcp__pool_entry){p->slot, (uint32_t)size_bytes};
+    tcp__pool_entry e = {p->slot, (uint32_t)size_bytes};
+    uint32_t at = p->committed & (p->n_entries - 1);
+
+    p->made[at] = e;
+    p->head->entries[at] = e;
 }
 
 void ferry__pool_commit(tcp__pool *p, size_t size_bytes)
@@ -280,12 +315,12 @@ ferry_status ferry__pool_piece(const tcp__pool *p, const tcp__cursor *at,
 {
     tcp__pool_entry e = *entry_of(p, at->seq);
 
-    if (e.slot >= p->head->n_slots || e.size_bytes > p->head->slot_bytes ||
+    if (e.slot >= p->n_slots || e.size_bytes > p->slot_bytes ||
         e.size_bytes <= at->offset)
         return ferry_fail(FERRY_EPEER,
                           "stream: piece %u has %u bytes in slot %u", at->seq,
                           e.size_bytes, e.slot);
-    *out = p->data + (size_t)e.slot * p->head->slot_bytes + at->offset;
+    *out = p->data + (size_t)e.slot * p->slot_bytes + at->offset;
     *out_size = e.size_bytes - at->offset;
     return FERRY_OK;
 }

@@ -7,7 +7,8 @@
  * Segment, in the machine's byte order: 1. tcp__pool_head  2. entries, a
  * power of two  3. from `data_at`, a page, n_slots slots of slot_bytes.
  * Invariant: only the writer knows which slots are free; the slot released
- * last is filled next, so that few are ever touched while readers keep up. */
+ * last is filled next, so that few are ever touched while readers keep up.
+ * Of what another rank can write, all is checked before it is used. */
 #ifndef FERRY_COMM_TCP_STREAM_POOL_H
 #define FERRY_COMM_TCP_STREAM_POOL_H
 
@@ -42,10 +43,12 @@ typedef struct tcp__pool {
     tcp__pool_head *head;
     char *data;
     size_t size_bytes;
-    int fd; /* of the writer; -1 */
+    uint32_t n_slots, slot_bytes, n_entries; /* own: the head's may change */
+    int fd;                                  /* of the writer; -1 */
     /* Of the writer. */
     int32_t readers[TCP__POOL_READERS];
     int32_t n_readers;
+    tcp__pool_entry *made; /* own entries, which readers cannot write */
     uint32_t *free_slots;
     uint32_t n_free, n_touched;
     uint32_t committed, freed; /* pieces */
@@ -69,7 +72,8 @@ void ferry__pool_close(tcp__pool *p);
 
 /* ---- the writer ---- */
 
-/* Takes a slot in hand. FERRY_DONE: all are in use, for slice_ms so far. */
+/* Takes a slot in hand. FERRY_DONE: all are in use, for slice_ms so far.
+ * FERRY_EPEER: a reader says that it released what it never got. */
 ferry_status ferry__pool_acquire(tcp__pool *p, int64_t slice_ms);
 char *ferry__pool_slot(const tcp__pool *p);
 /* Says of which size the piece in hand will be; no reader looks yet. */

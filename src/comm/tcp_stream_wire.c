@@ -336,7 +336,7 @@ static ferry_status check_piece(tcp__stream *s, const unsigned char *head,
     left = s->sizes[p->at] - p->pos;
     if (get_u32(head + 4) != TCP__PIECE ||
         get_u32(head + 8) != s->pool.committed || size == 0 || size > left ||
-        size > s->pool.head->slot_bytes)
+        size > s->pool.slot_bytes)
         return fail(s, ferry_fail(FERRY_EMISMATCH,
                                   "stream: rank %d sent piece %u of %llu "
                                   "bytes, expected piece %u of at most %llu",
