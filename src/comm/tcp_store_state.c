@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Working off requests. What torch's own server answers by closing the
  * connection (reading an absent key, adding to a text) closes it here too.
- * Invariant: buffered_bytes is the sum of all peers' `in` capacities and
- * `out` lengths. */
+ * Invariant: buffered_bytes is the sum of all peers' `in` capacities,
+ * `out` lengths and wanted keys. */
 #include "comm/tcp_store_state.h"
 
 #include "base/alloc.h"
@@ -41,7 +41,7 @@ void ferry__store_peer_remove(ferry__store_state *s, ferry__store_peer *p)
     while (*at != p)
         at = &(*at)->next;
     *at = p->next;
-    s->buffered_bytes -= p->in_capacity + p->out.length;
+    s->buffered_bytes -= p->in_capacity + p->out.length + p->wanted_bytes;
     free_peer(p);
 }
 
@@ -123,8 +123,10 @@ static bool all_there(const ferry__store_state *s,
     return *from == n;
 }
 
-static void end_wait(ferry__store_peer *p)
+static void end_wait(ferry__store_state *s, ferry__store_peer *p)
 {
+    s->buffered_bytes -= p->wanted_bytes;
+    p->wanted_bytes = 0;
     ferry__free(p->wanted);
     p->wanted = NULL;
     p->n_wanted = p->first_missing = 0;
@@ -146,7 +148,7 @@ static void key_came(ferry__store_state *s, ferry__store_bytes key)
             continue;
         p->first_missing = 0;
         if (all_there(s, p->wanted, p->n_wanted, &p->first_missing)) {
-            end_wait(p);
+            end_wait(s, p);
             /* A lack of memory for a byte leaves the peer to its own bound. */
             answer_byte(s, p, FERRY__STORE_READY);
         }
@@ -156,7 +158,7 @@ static void key_came(ferry__store_state *s, ferry__store_bytes key)
 static ferry_status do_wait(ferry__store_state *s, ferry__store_peer *p,
                             const ferry__store_request *r)
 {
-    size_t missing = 0, bytes = 0;
+    size_t missing = 0, bytes = r->n_items * sizeof(*p->wanted);
     unsigned char *at;
 
     if (all_there(s, r->items, r->n_items, &missing))
@@ -165,9 +167,12 @@ static ferry_status do_wait(ferry__store_state *s, ferry__store_peer *p,
         return ferry_fail(FERRY_EPEER, "store: a wait inside a wait");
     for (size_t i = 0; i < r->n_items; i++)
         bytes += r->items[i].size;
-    p->wanted = ferry__alloc(r->n_items * sizeof(*p->wanted) + bytes);
+    FERRY_TRY(check_buffers(s, bytes));
+    p->wanted = ferry__alloc(bytes);
     if (!p->wanted)
         return FERRY_ENOMEM;
+    p->wanted_bytes = bytes;
+    s->buffered_bytes += bytes;
     at = (unsigned char *)(p->wanted + r->n_items);
     for (size_t i = 0; i < r->n_items; i++) {
         memcpy(at, r->items[i].data, r->items[i].size);
@@ -307,7 +312,7 @@ static ferry_status do_request(ferry__store_state *s, ferry__store_peer *p,
     case FERRY__STORE_WAIT:
         return do_wait(s, p, r);
     case FERRY__STORE_CANCEL_WAIT:
-        end_wait(p);
+        end_wait(s, p);
         return answer_byte(s, p, FERRY__STORE_NOT_READY);
     case FERRY__STORE_NUM_KEYS:
         return answer_u64(s, p, s->map.count);

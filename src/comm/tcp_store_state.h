@@ -9,8 +9,8 @@
 #include "base/str.h"
 #include "comm/tcp_store_map.h"
 
-/* All that peers have sent and not yet been worked off, and answers that
- * they have not yet taken, together. */
+/* All that peers have sent and not yet been worked off, the keys that they
+ * wait for, and answers that they have not yet taken, together. */
 #define FERRY__STORE_BUFFER_BYTES ((size_t)64 << 20)
 
 /* Answers that one peer may leave. */
@@ -24,7 +24,7 @@ typedef struct ferry__store_peer {
     bool greeted; /* sent the magic */
     bool waiting;
     ferry__store_bytes *wanted; /* one block with the keys behind */
-    size_t n_wanted, first_missing;
+    size_t n_wanted, first_missing, wanted_bytes;
 } ferry__store_peer;
 
 typedef struct ferry__store_state {

@@ -29,7 +29,7 @@ static void check_sums(const ferry__store_state *s)
     size_t sum = 0;
 
     for (const ferry__store_peer *p = s->peers; p; p = p->next) {
-        sum += p->in_capacity + p->out.length;
+        sum += p->in_capacity + p->out.length + p->wanted_bytes;
         if (p->waiting && p->first_missing >= p->n_wanted)
             abort();
     }

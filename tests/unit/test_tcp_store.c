@@ -7,6 +7,8 @@
 #include "base/clock.h"
 #include "base/thread.h"
 #include "comm/tcp_address.h"
+#include "comm/tcp_store_state.h"
+#include "comm/tcp_store_wire.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -136,6 +138,38 @@ static void bad_clients_are_dropped_alone(void **state)
         assert_int_equal(n, (int64_t)i + 1);
     }
     ferry__store_close(&s);
+}
+
+/* J3: clients that only wait cannot fill the server's memory either. */
+static void keys_that_are_waited_for_are_bounded(void **state)
+{
+    const size_t n_keys = 1024, key = 4096, size = 9 + n_keys * (8 + key);
+    ferry__store_state *s = calloc(1, sizeof(*s));
+    unsigned char *wait = calloc(1, size);
+    ferry_status status = FERRY_OK;
+    int n_peers = 0;
+
+    (void)state;
+    assert_true(s && wait);
+    wait[0] = FERRY__STORE_WAIT;
+    ferry__store_put_u64(wait + 1, n_keys);
+    for (size_t i = 0; i < n_keys; i++)
+        ferry__store_put_u64(wait + 9 + i * (8 + key), key);
+    while (status >= 0 && n_peers < 100) {
+        ferry__store_peer *p;
+
+        assert_int_equal(ferry__store_peer_add(s, &p), FERRY_OK);
+        assert_int_equal(ferry__store_feed(s, p, HELLO, 5), FERRY_OK);
+        status = ferry__store_feed(s, p, wait, size);
+        n_peers++;
+    }
+    assert_int_equal(status, FERRY_ENOSPC);
+    assert_in_range(n_peers, 10, 16);
+    while (s->peers)
+        ferry__store_peer_remove(s, s->peers);
+    assert_int_equal(s->buffered_bytes, 0);
+    free(wait);
+    free(s);
 }
 
 static void every_call_round_trips(void **state)
@@ -411,6 +445,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(golden_bytes_as_torch_sends_them),
         CASE(bad_clients_are_dropped_alone),
+        CASE(keys_that_are_waited_for_are_bounded),
         CASE(every_call_round_trips),
         CASE(large_values_pass_and_larger_are_refused),
         CASE(wait_ends_in_time_and_the_client_goes_on),
