@@ -2,6 +2,7 @@
 /* What is the nccl backend's own, over workers of this process: cuts and
  * their memory, geometry that both ends agree on, the meeting in any order,
  * failures of either plane, ranks that are not the sender. */
+#include "backends/nccl/nccl_wire.h"
 #include "harness/fleet.h"
 #include "harness/ipc_rig.h"
 #include "harness/trainer_ranks.h"
@@ -566,6 +567,86 @@ static void o24_a_rank_that_holds_nothing_of_a_layer(void **state)
     ranks_send(2, 1 << 20, 3, true);
 }
 
+/* ---- manifests ---- */
+
+#define MANIFESTS (FERRY__NCCL_LISTS_MAX + 16)
+
+/* The first `count` parameters of a source. */
+typedef struct prefix {
+    ferry_source inner;
+    size_t count, at;
+} prefix;
+
+static ferry_status prefix_metadata(void *self, const ferry_param_meta **out,
+                                    size_t *out_count)
+{
+    prefix *p = self;
+    size_t all;
+
+    FERRY_TRY(p->inner.ops->metadata(p->inner.self, out, &all));
+    *out_count = p->count;
+    return FERRY_OK;
+}
+
+static ferry_status prefix_begin(void *self)
+{
+    prefix *p = self;
+
+    p->at = 0;
+    return p->inner.ops->begin(p->inner.self);
+}
+
+static ferry_status prefix_next(void *self, ferry_item *out)
+{
+    prefix *p = self;
+
+    return p->at++ == p->count ? FERRY_DONE
+                               : p->inner.ops->next(p->inner.self, out);
+}
+
+static void prefix_end(void *self)
+{
+    prefix *p = self;
+
+    p->inner.ops->end(p->inner.self);
+}
+
+/* Each round declares other parameters than the one before, more of them
+ * than lists of boxes are kept, and then the same again: both ends drop the
+ * same lists, and a bit that differs would be found by those that stay. */
+static void rounds_of_many_manifests_keep_in_step(void **state)
+{
+    static const ferry_source_ops ops = {.size = sizeof(ferry_source_ops),
+                                         .kind = "prefix",
+                                         .metadata = prefix_metadata,
+                                         .begin = prefix_begin,
+                                         .next = prefix_next,
+                                         .end = prefix_end};
+    static char names[MANIFESTS][8];
+    static rig_param many[MANIFESTS];
+    prefix p = {.count = MANIFESTS};
+    setup u;
+
+    (void)state;
+    for (int i = 0; i < MANIFESTS; i++) {
+        snprintf(names[i], sizeof(names[i]), "p%d", i);
+        many[i] =
+            (rig_param){names[i], FERRY_DTYPE_U8, 1, {6}, RIG_ROWS, false};
+    }
+    open_workers(&u, many, MANIFESTS, (rig_options){.tp_size = 2});
+    p.inner = u.source;
+    u.source = (ferry_source){&ops, &p};
+    must(connect_trainer(&u));
+    send_good(&u, 1, NULL);
+    for (int turn = 0; turn < 2; turn++) {
+        for (p.count = 1; p.count <= MANIFESTS; p.count++)
+            must(ferry_trainer_send_weights(u.t, NULL));
+    }
+    p.count = MANIFESTS;
+    send_good(&u, 2, NULL);
+    close_setup(&u);
+}
+
 /* ---- without Ferry's extras ---- */
 
 static char told[2][4096];
@@ -694,6 +775,7 @@ int main(void)
         cmocka_unit_test(o18_a_rank_that_is_claimed_twice),
         cmocka_unit_test(o10_other_ranks_drive_the_pass_in_lockstep),
         cmocka_unit_test(o24_a_rank_that_holds_nothing_of_a_layer),
+        cmocka_unit_test(rounds_of_many_manifests_keep_in_step),
         cmocka_unit_test(peers_that_are_not_ferry_get_what_vllm_knows),
         cmocka_unit_test(peers_may_be_stated),
         cmocka_unit_test(init_refuses_in_words),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl for as long as its cases ask; the suite has shorter forms of them.
- * ctest: labels=deep,no_tsan timeout=600 (the thread sanitizer cannot follow
- * a fork beside threads) */
+ * ctest: labels=deep,no_asan,no_tsan timeout=600 (the one holds freed memory
+ * back, the other cannot follow a fork beside threads) */
 #include "harness/ipc_rig.h"
 #include "harness/trainer_ranks.h"
 

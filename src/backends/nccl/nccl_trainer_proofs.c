@@ -9,10 +9,6 @@
 #include "base/hash.h"
 #include "base/log.h"
 
-/* Lists kept of one worker: it names old ones again, so that models of few
- * manifests send each list once. */
-#define LISTS_MAX 64
-
 struct nccl__proofs {
     nccl__trainer *t;
     const ferry__box_lists **lists; /* of each worker, rank 1 first */
@@ -54,14 +50,22 @@ static ferry_status read_list(const void *bytes, size_t size_bytes,
     return ferry_fail(FERRY_EPEER, "rank %d: its boxes are not readable", rank);
 }
 
-/* The last place of a full table is used again and again. */
+/* A worker names old lists again, so that models of few manifests send each
+ * list once. */
 static ferry_status keep_list(nccl__peer *peer, const nccl__list *list)
 {
-    if (peer->n_lists == LISTS_MAX)
-        ferry__box_lists_free(&peer->lists[--peer->n_lists].lists);
+    while (peer->n_lists > 0 &&
+           !ferry__nccl_list_fits(peer->n_lists, peer->list_bytes,
+                                  list->size_bytes)) {
+        nccl__list *last = &peer->lists[--peer->n_lists];
+
+        peer->list_bytes -= last->size_bytes;
+        ferry__box_lists_free(&last->lists);
+    }
     FERRY_TRY(ferry__grow(&peer->lists, &peer->capacity, peer->n_lists,
                           sizeof(*peer->lists)));
     peer->lists[peer->n_lists++] = *list;
+    peer->list_bytes += list->size_bytes;
     return FERRY_OK;
 }
 
@@ -69,8 +73,8 @@ static ferry_status take_list(nccl__trainer *t, int32_t rank,
                               const ferry__nccl_head *head)
 {
     ferry__comm *c = t->group.comm;
-    nccl__list list = {.digest = head->digest};
     size_t size = (size_t)head->list_bytes;
+    nccl__list list = {.digest = head->digest, .size_bytes = size};
     void *bytes = ferry__alloc_raw(size);
     ferry_status status;
 

@@ -17,12 +17,14 @@ typedef enum nccl__rendezvous {
 /* Lists of boxes that a worker has sent to this group. */
 typedef struct nccl__list {
     uint64_t digest;
+    size_t size_bytes; /* as it came */
     ferry__box_lists lists;
 } nccl__list;
 
 typedef struct nccl__peer {
     nccl__list *lists;
     size_t n_lists, capacity;
+    size_t list_bytes; /* of them all */
 } nccl__peer;
 
 typedef struct nccl__trainer {

@@ -221,3 +221,9 @@ ferry_status ferry__nccl_get_head(const void *bytes, size_t size_bytes,
                           FERRY__NCCL_LIST_MAX);
     return FERRY_OK;
 }
+
+bool ferry__nccl_list_fits(size_t n, size_t kept_bytes, size_t size_bytes)
+{
+    return n < FERRY__NCCL_LISTS_MAX && size_bytes <= FERRY__NCCL_LIST_MAX &&
+           kept_bytes <= FERRY__NCCL_LIST_MAX - size_bytes;
+}

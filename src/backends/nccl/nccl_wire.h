@@ -19,8 +19,12 @@
 #define FERRY__NCCL_VERSION      1
 #define FERRY__NCCL_TRANSPORT    "ferry"
 #define FERRY__NCCL_SECRET_CHARS 64
-/* The largest list of boxes that is taken from a worker. */
-#define FERRY__NCCL_LIST_MAX ((size_t)256 << 20)
+/* The lists of boxes that the trainer keeps of one worker: so many, and so
+ * many bytes of them as they travel, which is also the largest that is taken.
+ * Both ends reckon alike; a list that does not fit beside the others takes
+ * the place of the last ones. */
+#define FERRY__NCCL_LISTS_MAX 64
+#define FERRY__NCCL_LIST_MAX  ((size_t)64 << 20)
 
 /* ---- hello: what all ranks must agree on, by all-gather ---- */
 
@@ -82,6 +86,8 @@ typedef struct ferry__nccl_head {
 void ferry__nccl_put_head(ferry__str *s, const ferry__nccl_head *v);
 ferry_status ferry__nccl_get_head(const void *bytes, size_t size_bytes,
                                   ferry__nccl_head *out);
+/* Whether one more list fits beside n of so many bytes in all. */
+bool ferry__nccl_list_fits(size_t n, size_t kept_bytes, size_t size_bytes);
 
 /* ---- the group that both halves hold ---- */
 

@@ -9,10 +9,6 @@
 #include "base/hash.h"
 #include "core/manifest.h"
 
-/* Lists that the trainer keeps of one worker; a worker that has had more
- * sends the list again. */
-#define LISTS_MAX 64
-
 /* ---- header ---- */
 
 ferry_status nccl__worker_take_header(nccl__worker *w,
@@ -54,21 +50,23 @@ ferry_status nccl__worker_take_header(nccl__worker *w,
 static bool knows_list(const nccl__worker *w, uint64_t digest)
 {
     for (size_t i = 0; i < w->n_lists; i++) {
-        if (w->lists[i] == digest)
+        if (w->lists[i].digest == digest)
             return true;
     }
     return false;
 }
 
-/* Keeps in step with the trainer, whose full table uses its last place again
- * and again. */
-static ferry_status keep_list(nccl__worker *w, uint64_t digest)
+/* Keeps in step with the trainer, so that a list it has dropped is sent
+ * again. */
+static ferry_status keep_list(nccl__worker *w, uint64_t digest, size_t size)
 {
-    if (w->n_lists == LISTS_MAX)
-        w->n_lists--;
+    while (w->n_lists > 0 &&
+           !ferry__nccl_list_fits(w->n_lists, w->list_bytes, size))
+        w->list_bytes -= w->lists[--w->n_lists].size_bytes;
     FERRY_TRY(ferry__grow(&w->lists, &w->lists_capacity, w->n_lists,
                           sizeof(*w->lists)));
-    w->lists[w->n_lists++] = digest;
+    w->lists[w->n_lists++] = (nccl__known){digest, size};
+    w->list_bytes += size;
     return FERRY_OK;
 }
 
@@ -101,7 +99,7 @@ static ferry_status give_list(nccl__worker *w, const ferry__str *list,
         return FERRY_OK;
     FERRY_TRY(c->ops->send(c, list->data, list->length, 0,
                            w->host->remaining_ms(w->ctx)));
-    return keep_list(w, head->digest);
+    return keep_list(w, head->digest, list->length);
 }
 
 ferry_status nccl__worker_send_boxes(nccl__worker *w, size_t n_params,

@@ -168,6 +168,6 @@ void nccl__worker_leave(nccl__worker *w, ferry_status status)
     w->counted_bytes = 0;
     ferry__free(w->lists);
     w->lists = NULL;
-    w->n_lists = w->lists_capacity = 0;
+    w->n_lists = w->lists_capacity = w->list_bytes = 0;
     w->digest = false;
 }

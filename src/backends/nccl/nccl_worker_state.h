@@ -10,6 +10,12 @@
 
 #include <pthread.h>
 
+/* A list of boxes that the trainer has. */
+typedef struct nccl__known {
+    uint64_t digest;
+    size_t size_bytes;
+} nccl__known;
+
 typedef struct nccl__worker {
     const ferry_worker_host *host;
     ferry_worker_context *ctx;
@@ -27,8 +33,8 @@ typedef struct nccl__worker {
     bool extras; /* a Ferry trainer: header, boxes, digests */
     bool digest;
     uint64_t round;
-    uint64_t *lists; /* digests of the box lists that the trainer has */
-    size_t n_lists, lists_capacity;
+    nccl__known *lists;
+    size_t n_lists, lists_capacity, list_bytes;
     uint64_t counted_bytes; /* of buffers, told to the host */
 
     /* the watcher: ends the group when its trainer goes between rounds */
