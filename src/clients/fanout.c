@@ -168,10 +168,9 @@ static void fanout_close(void *self)
         if (FERRY__CLIENT_HAS(client->ops, close))
             client->ops->close(client->self);
     }
-    for (int i = 0; i < LEAVE_MS && atomic_load(&f->n_calls) > 0; i++)
+    for (int i = 0; i < LEAVE_MS && atomic_load(&f->n_holders) > 1; i++)
         ferry__sleep_ms(1);
-    ferry__free(f->clients);
-    ferry__free(f);
+    ferry__fanout_release(f);
 }
 
 /* Offers an optional call where every client can take it. One that only
@@ -252,6 +251,7 @@ ferry_status ferry_client_fanout(ferry_client *clients, size_t count,
     memcpy(f->clients, clients, count * sizeof(*clients));
     memset(clients, 0, count * sizeof(*clients));
     f->count = count;
+    ferry__fanout_hold(f);
     choose_ops(f);
     out_client->ops = &f->ops;
     out_client->self = f;

@@ -40,6 +40,19 @@ typedef struct call {
     bool failed;
 } call;
 
+void ferry__fanout_hold(ferry__fanout *f)
+{
+    atomic_fetch_add(&f->n_holders, 1);
+}
+
+void ferry__fanout_release(ferry__fanout *f)
+{
+    if (atomic_fetch_sub(&f->n_holders, 1) > 1)
+        return;
+    ferry__free(f->clients);
+    ferry__free(f);
+}
+
 static void *run_job(void *arg)
 {
     job *j = arg;
@@ -197,7 +210,7 @@ ferry_status ferry__fanout_call(ferry__fanout *f, ferry__fanout_fn fn,
     ferry_status status;
 
     FERRY_TRY(ferry__cond_init(&c.changed));
-    atomic_fetch_add(&f->n_calls, 1);
+    ferry__fanout_hold(f);
     pthread_mutex_init(&c.lock, NULL);
     c.jobs = ferry__alloc_array(f->count, sizeof(*c.jobs));
     if (!c.jobs) {
@@ -215,6 +228,6 @@ ferry_status ferry__fanout_call(ferry__fanout *f, ferry__fanout_fn fn,
     ferry__free(c.jobs);
     pthread_mutex_destroy(&c.lock);
     pthread_cond_destroy(&c.changed);
-    atomic_fetch_sub(&f->n_calls, 1);
+    ferry__fanout_release(f);
     return status;
 }

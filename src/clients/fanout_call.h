@@ -13,8 +13,13 @@ typedef struct ferry__fanout {
     ferry_client_ops ops; /* optional calls that not all have are NULL */
     ferry_client *clients;
     size_t count;
-    atomic_int n_calls; /* that are under way */
+    atomic_int n_holders; /* the owner, and calls that are under way */
 } ferry__fanout;
+
+/* It is freed by the last of its holders, since a client's call may go on
+ * after the fan-out was closed. */
+void ferry__fanout_hold(ferry__fanout *f);
+void ferry__fanout_release(ferry__fanout *f);
 
 typedef ferry_status (*ferry__fanout_fn)(const ferry_client *client, void *arg,
                                          size_t index);

@@ -113,6 +113,7 @@ ferry_status ferry__fanout_status(void *self, char *buffer, size_t size_bytes)
 
     if (!members)
         return FERRY_ENOMEM;
+    ferry__fanout_hold(f);
     status = ferry__fanout_call(f, one_status, members, false, NULL);
     if (status == FERRY_OK)
         status = write_status(f, members, &all);
@@ -120,6 +121,7 @@ ferry_status ferry__fanout_status(void *self, char *buffer, size_t size_bytes)
         snprintf(buffer, size_bytes, "%s", all.data);
     for (size_t i = 0; i < f->count; i++)
         ferry__free(members[i].text);
+    ferry__fanout_release(f);
     ferry__str_free(&all);
     ferry__free(members);
     return status;
@@ -161,10 +163,14 @@ ferry_status ferry__fanout_world_size(void *self, int32_t *out_workers)
     ferry__fanout *f = self;
     int32_t *workers;
     int64_t sum = 0;
+    ferry_status status;
 
-    FERRY_TRY(ask_workers(f, &workers));
-    for (size_t i = 0; i < f->count; i++)
+    ferry__fanout_hold(f);
+    status = ask_workers(f, &workers);
+    for (size_t i = 0; status == FERRY_OK && i < f->count; i++)
         sum += workers[i];
+    ferry__fanout_release(f);
+    FERRY_TRY(status);
     ferry__free(workers);
     if (sum > INT32_MAX)
         return ferry_fail(FERRY_EPEER, "world size of all replicas is %lld",
@@ -238,6 +244,7 @@ ferry_status ferry__fanout_init(void *self, const char *init_info)
     json_t *info = NULL;
     ferry_status status;
 
+    ferry__fanout_hold(f);
     if (f->ops.world_size && init_info &&
         ferry__json_parse("init info", init_info, strlen(init_info), &info) < 0)
         info = NULL;
@@ -247,5 +254,6 @@ ferry_status ferry__fanout_init(void *self, const char *init_info)
         status = ferry__fanout_call(f, one_init_same,
                                     (void *)(uintptr_t)init_info, true, NULL);
     json_decref(info);
+    ferry__fanout_release(f);
     return status;
 }

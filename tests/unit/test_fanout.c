@@ -222,6 +222,33 @@ static void c3_calls_run_side_by_side(void **state)
         assert_int_equal(o[i].closed, 1);
 }
 
+static void *update_slowly(void *arg)
+{
+    ferry_client *c = arg;
+
+    c->ops->update_weights(c->self, "{}");
+    return NULL;
+}
+
+/* J1: a client that does not end its call neither holds up a close for ever
+ * nor finds the fan-out gone when it comes back. */
+static void a_call_may_outlive_the_close(void **state)
+{
+    own o[N] = {{.delay_ms = 1500}};
+    ferry__deadline d = ferry__deadline_in(5000);
+    ferry_client c = make(o, N, &all_calls), copy = c;
+    pthread_t thread;
+
+    (void)state;
+    assert_int_equal(
+        ferry__thread_start(&thread, "update", update_slowly, &copy), FERRY_OK);
+    while (atomic_load(&o[0].calls) == 0 && !ferry__deadline_passed(&d))
+        ferry__sleep_ms(1);
+    ferry_client_close(&c);
+    pthread_join(thread, NULL);
+    assert_int_equal(o[0].closed, 1);
+}
+
 typedef struct lines {
     int n;
     char text[8][256];
@@ -422,6 +449,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(c2_four_function_pointers_are_a_client),
         cmocka_unit_test(c3_calls_run_side_by_side),
+        cmocka_unit_test(a_call_may_outlive_the_close),
         cmocka_unit_test(c3_the_first_failure_by_index_is_the_answer),
         cmocka_unit_test(a_failed_update_ends_the_waiting_of_the_others),
         cmocka_unit_test(cancel_reaches_all),
