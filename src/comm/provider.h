@@ -25,7 +25,9 @@ typedef struct ferry__group {
     uint64_t generation; /* >= 1, grows with every group of one store */
     const char *secret;  /* 1 to 64 characters; a peer without it is refused
                             before it sees or feeds a byte */
-    const char *bind;    /* address to listen on; "" every one */
+    /* Address to listen on; "": the one that is advertised if none is given
+     * for that either, else every one. */
+    const char *bind;
     /* Address by which the others reach this rank; "": this end of the
      * connection to the store. */
     const char *advertise;

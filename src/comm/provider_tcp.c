@@ -40,6 +40,15 @@ ferry_status ferry__group_address(ferry__store *store,
     return FERRY_OK;
 }
 
+/* A rank that is told no address listens where its way to the store begins,
+ * which is what it tells the others: nothing is offered to other networks. */
+static const char *bind_of(const ferry__group *group, const char *address)
+{
+    if (group->bind && *group->bind)
+        return group->bind;
+    return group->advertise && *group->advertise ? "" : address;
+}
+
 static ferry_status tcp_open(ferry__store *store, const ferry__group *group,
                              ferry__comm **out)
 {
@@ -50,7 +59,7 @@ static ferry_status tcp_open(ferry__store *store, const ferry__group *group,
                                         .timeout_ms = group->timeout_ms,
                                         .check = group->check,
                                         .check_arg = group->check_arg},
-                               .host = group->bind ? group->bind : "",
+                               .host = bind_of(group, address),
                                .advertise = address,
                                .host_name = ferry__group_host_name(group),
                                .secret = group->secret,

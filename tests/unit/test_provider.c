@@ -5,6 +5,7 @@
 #include "base/config.h"
 #include "base/thread.h"
 #include "comm/tcp.h"
+#include "comm/tcp_address.h"
 #include "core/module.h"
 
 #include <setjmp.h>
@@ -12,6 +13,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -166,6 +168,38 @@ static void tcp_finds_its_own_address(void **state)
     }
 }
 
+static ferry_status call(const char *host, int32_t at)
+{
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(T), "call"};
+    int fd = -1;
+
+    FERRY_TRY(ferry__tcp_connect_now(host, at, &w, &fd));
+    close(fd);
+    return FERRY_OK;
+}
+
+/* J3: what a rank serves is where its way to the store begins. */
+static void tcp_serves_no_other_network(void **state)
+{
+    ferry__group g = {.world_size = 1, .secret = "s", .timeout_ms = T};
+    unsigned char key[FERRY__PULL_KEY], byte = 0;
+    ferry__store *store = NULL;
+    ferry__comm *c = NULL;
+    size_t key_bytes;
+    int32_t at;
+
+    (void)state;
+    g.generation = ++generation;
+    assert_int_equal(ferry__store_open("127.0.0.1", port, T, &store), FERRY_OK);
+    assert_int_equal(ferry__provider_tcp.open(store, &g, &c), FERRY_OK);
+    assert_int_equal(c->ops->expose(c, &byte, 1, key, &key_bytes), FERRY_OK);
+    at = key[4] | key[5] << 8;
+    assert_int_equal(call("127.0.0.1", at), FERRY_OK);
+    assert_int_equal(call("127.0.0.2", at), FERRY_ECONN);
+    ferry__comm_close(&c);
+    ferry__store_close(&store);
+}
+
 static void ucx_opens_through_its_module(void **state)
 {
     seat seats[RANKS];
@@ -215,6 +249,7 @@ int main(void)
         cmocka_unit_test(absent_module_is_named),
         cmocka_unit_test(auto_is_a_provider_of_this_machine),
         cmocka_unit_test(tcp_finds_its_own_address),
+        cmocka_unit_test(tcp_serves_no_other_network),
         cmocka_unit_test(ucx_opens_through_its_module),
         cmocka_unit_test(odd_groups_are_refused),
         cmocka_unit_test(host_name_comes_from_group_or_setting),
