@@ -21,11 +21,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NAME_BYTES   48
-#define LINE_BYTES   160
-#define TEXT_BYTES   124
-#define STRANGERS    64
-#define STRANGER_MS  500
+#define NAME_BYTES 48
+#define LINE_BYTES 160
+#define TEXT_BYTES 124
+#define STRANGERS  64
+/* A rank has sent its request before it says that it is connected. */
+#define STRANGER_MS  50
 #define REQUEST_SIZE (4 + TCP__POOL_KEY)
 #define ANSWER_SIZE  (4 + TEXT_BYTES)
 #define CARD_BYTES   (36 + NAME_BYTES + TCP__POOL_KEY + LINE_BYTES)
@@ -169,8 +170,11 @@ static ferry_status exchange_cards(meeting *m)
 
     make_card(m, card);
     FERRY_TRY(gather(m, card, sizeof(card), m->cards));
-    for (int32_t r = 0; r < m->s->base.comm->world_size; r++)
+    for (int32_t r = 0; r < m->s->base.comm->world_size; r++) {
+        /* The name is used as a text. */
+        m->cards[(size_t)r * CARD_BYTES + 36 + NAME_BYTES - 1] = '\0';
         FERRY_TRY(check_card(m, r));
+    }
     return FERRY_OK;
 }
 
@@ -266,6 +270,16 @@ static bool is_mate(const tcp__stream *s, uint32_t r)
            s->hosts[r] == s->hosts[s->base.comm->rank];
 }
 
+/* Looks at every byte whatever the first ones are. */
+static bool key_is_right(const meeting *m, const unsigned char *key)
+{
+    unsigned char differs = 0;
+
+    for (size_t i = 0; i < TCP__POOL_KEY; i++)
+        differs |= (unsigned char)(key[i] ^ (unsigned char)m->key[i]);
+    return differs == 0;
+}
+
 /* True when it was a rank, whatever it was told. */
 static bool answer_one(meeting *m, int fd)
 {
@@ -275,8 +289,7 @@ static bool answer_one(meeting *m, int fd)
     ferry_status status;
 
     if (ferry__recv_all(fd, request, sizeof(request), &w) < 0 ||
-        memcmp(request + 4, m->key, TCP__POOL_KEY) != 0 ||
-        !is_mate(m->s, get_u32(request)))
+        !key_is_right(m, request + 4) || !is_mate(m->s, get_u32(request)))
         return false;
     status = check_user(fd, "this rank");
     put_u32(answer, status >= 0);
@@ -296,15 +309,18 @@ static void hand_out(meeting *m)
     while (missing > 0 && strangers < STRANGERS) {
         int fd;
 
-        /* Who is left without an answer says so itself. */
         if (ferry__unix_accept(m->listener, &w, &fd) < 0)
-            return;
+            break;
         if (answer_one(m, fd))
             missing--;
         else
             strangers++;
         close(fd);
     }
+    /* Who is left without an answer is cut off, and says so itself. */
+    if (m->listener >= 0)
+        close(m->listener);
+    m->listener = -1;
 }
 
 /* ---- all ---- */
