@@ -53,6 +53,7 @@ static ferry_status heard(tcp__comm *c, const char *name, int32_t rank)
 {
     tcp__peer *p = &c->peers[rank];
     const char *text = (const char *)p->control + 12;
+    uint32_t waits_for = get_u32(p->control + 4);
 
     p->control[TCP__CONTROL_BYTES - 1] = '\0';
     switch (get_u32(p->control)) {
@@ -65,7 +66,8 @@ static ferry_status heard(tcp__comm *c, const char *name, int32_t rank)
         p->left = true;
         return FERRY_OK;
     case TCP__WAITS:
-        p->waits_for = (int32_t)get_u32(p->control + 4) + 1;
+        if (waits_for < (uint32_t)c->base.world_size)
+            p->waits_for = (int32_t)waits_for + 1;
         return FERRY_OK;
     default:
         return ferry_fail(FERRY_EPEER, "%s: rank %d failed before: %s", name,
