@@ -332,9 +332,11 @@ ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
 {
     size_t moved =
         job->in_bytes > job->out_bytes ? job->in_bytes : job->out_bytes;
-    int64_t silent_ms = c->no_progress_ms + (int64_t)(moved / BYTES_PER_MS);
-    bool silent = c->no_progress_ms > 0 && silent_ms < timeout_ms;
-    ferry__deadline until = ferry__deadline_in(silent ? silent_ms : timeout_ms);
+    int64_t more_ms = (int64_t)(moved / BYTES_PER_MS);
+    bool silent =
+        c->no_progress_ms > 0 && c->no_progress_ms < timeout_ms - more_ms;
+    ferry__deadline until =
+        ferry__deadline_in(silent ? c->no_progress_ms + more_ms : timeout_ms);
 
     if (timeout_ms <= 0)
         return ferry_fail(FERRY_EINVAL,

@@ -141,7 +141,7 @@ static ferry_status look(buffered *b)
 
 static int64_t bound_ms(const buffered *b, size_t size)
 {
-    if (b->o.no_progress_ms == 0)
+    if (b->o.no_progress_ms == 0 || b->o.no_progress_ms > UNBOUNDED_MS)
         return UNBOUNDED_MS;
     return b->o.no_progress_ms + (int64_t)(size / BYTES_PER_MS);
 }

@@ -102,7 +102,7 @@ static ferry_status look_in_time(tcp__stream *s, const goal *g,
     tcp__call call = {g->what, {0, 0}};
 
     FERRY_TRY(look(s, g->what));
-    if (bound == 0 || ferry__now_ns() - since_ns < bound * 1000000)
+    if (bound == 0 || (ferry__now_ns() - since_ns) / 1000000 < bound)
         return FERRY_OK;
     return ferry__tcp_time_out(s->c, &call, g->culprit(s), g->how,
                                FERRY_ENOPROGRESS, bound);

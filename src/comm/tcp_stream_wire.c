@@ -104,7 +104,7 @@ static ferry_status look(const wait *w, const char *how)
 
     if (stopped(w->s))
         return FERRY_ECANCELED;
-    if (bound == 0 || ferry__now_ns() - w->since_ns < bound * 1000000)
+    if (bound == 0 || (ferry__now_ns() - w->since_ns) / 1000000 < bound)
         return FERRY_OK;
     return fail(w->s, ferry_fail(FERRY_ENOPROGRESS,
                                  "stream: rank %d %s within %lld ms", w->peer,
