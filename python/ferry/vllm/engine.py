@@ -38,6 +38,7 @@ __all__ = ["FerryIPCEngine", "FerryNCCLEngine", "Options"]
 logger = logging.getLogger("vllm.ferry.engine")
 
 _NAMED = 4  # layers that a message names
+_UNASKED_BYTES = 64 << 20
 _FLAG = "_weight_update_active"  # of vLLM's worker
 DEADLINE_MS = 300000  # the library's
 # For what a rank does beyond receiving: the rehearsal, loading.
@@ -112,19 +113,28 @@ def _available_bytes() -> int:
     return 1 << 62
 
 
-def _room(
-    name: str, dtype: str, shape: tuple[int, ...]
-) -> tuple[torch.Tensor, int]:
-    kind = getattr(torch, dtype)
-    wanted = math.prod(shape) * kind.itemsize
-    available = _available_bytes()
-    if wanted > available:
-        raise MemoryError(
-            f"parameter {name}: {wanted} bytes of host memory are needed, "
-            f"{available} are available"
-        )
-    tensor = torch.empty(shape, dtype=kind, device="cpu")
-    return tensor, tensor.data_ptr()
+class _Rooms:
+    """Host memory for what is received, as far as there is any."""
+
+    def __init__(self) -> None:
+        self._unasked = 0  # bytes that may go without asking again
+
+    def __call__(
+        self, name: str, dtype: str, shape: tuple[int, ...]
+    ) -> tuple[torch.Tensor, int]:
+        kind = getattr(torch, dtype)
+        wanted = math.prod(shape) * kind.itemsize
+        if wanted > self._unasked:
+            available = _available_bytes()
+            if wanted > available:
+                raise MemoryError(
+                    f"parameter {name}: {wanted} bytes of host memory are "
+                    f"needed, {available} are available"
+                )
+            self._unasked = wanted + _UNASKED_BYTES
+        self._unasked -= wanted
+        tensor = torch.empty(shape, dtype=kind, device="cpu")
+        return tensor, tensor.data_ptr()
 
 
 def _some(names: list[str]) -> str:
@@ -192,7 +202,7 @@ class _FerryEngine(
         replica = parallel.data_parallel_index
         self.ranks = Ranks(parallel.rank, parallel.world_size, replica)
         self.receiver = Receiver(
-            self.backend, _room,
+            self.backend, _Rooms(),
             rank=parallel.rank,
             size=parallel.world_size,
             deadline_ms=self.options.deadline_ms,
