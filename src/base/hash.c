@@ -76,6 +76,18 @@ void ferry__xxh3_update(ferry__xxh3_state *state, const void *bytes,
     KERNEL(ferry__xxh3_update)(&state->state, bytes, size_bytes);
 }
 
+bool ferry__xxh3_copy(ferry__xxh3_state *state, void *dst, const void *src,
+                      size_t size_bytes, bool past_cache)
+{
+#if FERRY__HASH_AVX2
+    if (__builtin_cpu_supports("avx2"))
+        return ferry__xxh3_copy_avx2(&state->state, dst, src, size_bytes,
+                                     past_cache);
+#endif
+    (void)state, (void)dst, (void)src, (void)size_bytes, (void)past_cache;
+    return false;
+}
+
 uint64_t ferry__xxh3_value(const ferry__xxh3_state *state)
 {
     return XXH3_64bits_digest(&state->state);

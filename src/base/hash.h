@@ -16,6 +16,12 @@ void ferry__xxh3_destroy(ferry__xxh3_state *state);
 void ferry__xxh3_reset(ferry__xxh3_state *state);
 void ferry__xxh3_update(ferry__xxh3_state *state, const void *bytes,
                         size_t size_bytes);
+/* Hashes the bytes and copies them in one pass, so that the hash goes on while
+ * the stores wait for memory. `past_cache`: by stores that the caller fences,
+ * and only where dst is a multiple of 64. False: nothing was done, since this
+ * processor or these addresses do not suit. */
+bool ferry__xxh3_copy(ferry__xxh3_state *state, void *dst, const void *src,
+                      size_t size_bytes, bool past_cache);
 uint64_t ferry__xxh3_value(const ferry__xxh3_state *state);
 
 /* String -> index, open addressing, O(1). Keys are borrowed and must outlive

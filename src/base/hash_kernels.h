@@ -4,6 +4,7 @@
 #ifndef FERRY_BASE_HASH_KERNELS_H
 #define FERRY_BASE_HASH_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,6 +21,8 @@ void ferry__xxh3_update_portable(void *state, const void *bytes,
 #if FERRY__HASH_AVX2
 uint64_t ferry__xxh3_avx2(const void *bytes, size_t size_bytes);
 void ferry__xxh3_update_avx2(void *state, const void *bytes, size_t size_bytes);
+bool ferry__xxh3_copy_avx2(void *state, void *dst, const void *src,
+                           size_t size_bytes, bool past_cache);
 #endif
 
 #endif

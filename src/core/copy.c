@@ -204,6 +204,9 @@ static void hash_copy_run(const copy_job *job, char *dst, const char *src,
                           size_t n)
 {
     size_t step = STEP_BYTES - ((uintptr_t)dst & 63u);
+    if (job->stream && ferry__cpu_fast() &&
+        ferry__xxh3_copy(job->digest, dst, src, n, true))
+        return;
     for (; n > 0; n -= step, dst += step, src += step, step = STEP_BYTES) {
         if (step > n)
             step = n;

@@ -66,6 +66,49 @@ static void digest_does_not_depend_on_the_processor(void **state)
 
 #define N_KEYS 3000
 
+/* Parts of any size at any address, copied and hashed or, where that is
+ * refused, hashed as ever. */
+static void copying_gives_the_bytes_and_the_digest(void **state)
+{
+    static unsigned char bytes[70000], room[70000 + 64 + 64];
+    ferry__xxh3_state *s = ferry__xxh3_create();
+    unsigned char *to = room + (64 - (uintptr_t)room % 64);
+    unsigned seed = 5, taken = 0;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bytes); i++)
+        bytes[i] = (unsigned char)rand_r(&seed);
+    for (int trial = 0; trial < 300; trial++) {
+        size_t size = (size_t)rand_r(&seed) % (sizeof(bytes) - 63), done = 0;
+        size_t grain = trial % 3 == 0 ? 1 : 64, at = trial % 2 ? 0 : 7;
+        bool past = trial % 5 == 0;
+
+        ferry__xxh3_reset(s);
+        memset(room, 0, sizeof(room));
+        while (done < size) {
+            size_t n = (1 + (size_t)rand_r(&seed) % 9000) * grain;
+
+            n = n < size - done ? n : size - done;
+            if (ferry__xxh3_copy(s, to + at + done, bytes + done, n, past)) {
+                taken++;
+            } else {
+                ferry__xxh3_update(s, bytes + done, n);
+                memcpy(to + at + done, bytes + done, n);
+            }
+            done += n;
+        }
+        assert_true(ferry__xxh3_value(s) == ferry__xxh3(bytes, size));
+        assert_memory_equal(to + at, bytes, size);
+        for (size_t i = at + size; i < sizeof(bytes); i++)
+            assert_int_equal(to[i], 0);
+    }
+#if FERRY__HASH_AVX2
+    if (__builtin_cpu_supports("avx2"))
+        assert_true(taken > 100);
+#endif
+    ferry__xxh3_destroy(s);
+}
+
 static void table_finds_every_key_and_no_other(void **state)
 {
     static char keys[N_KEYS][24];
@@ -134,6 +177,7 @@ int main(void)
         cmocka_unit_test(known_digests),
         cmocka_unit_test(digest_does_not_depend_on_the_cuts),
         cmocka_unit_test(digest_does_not_depend_on_the_processor),
+        cmocka_unit_test(copying_gives_the_bytes_and_the_digest),
         cmocka_unit_test(table_finds_every_key_and_no_other),
         cmocka_unit_test(table_survives_every_failing_allocation),
     };
