@@ -80,7 +80,7 @@ static bool ferry_py_batch_torch(uintptr_t tensor, uintptr_t parameter,
     if (table != NULL && table->major == 1 && table->tensor_from != NULL &&
         ferry_py_torch.table == NULL) {
         ferry_py_torch.layout = PyUnicode_InternFromString("layout");
-        ferry_py_torch.is_neg = PyUnicode_InternFromString("is_neg");
+        ferry_py_torch.is_neg = PyObject_GetAttrString(type, "is_neg");
         ferry_py_torch.tensor = type;
         ferry_py_torch.parameter = (PyObject *)parameter;
         ferry_py_torch.strided = (PyObject *)strided;
@@ -129,7 +129,7 @@ static bool ferry_py_is_plain(PyObject *tensor)
     if (type != ferry_py_torch.tensor && type != ferry_py_torch.parameter)
         return false;
     layout = PyObject_GetAttr(tensor, ferry_py_torch.layout);
-    neg = PyObject_CallMethodObjArgs(tensor, ferry_py_torch.is_neg, NULL);
+    neg = PyObject_CallFunctionObjArgs(ferry_py_torch.is_neg, tensor, NULL);
     plain = layout == ferry_py_torch.strided && neg == Py_False;
     Py_XDECREF(layout);
     Py_XDECREF(neg);

@@ -98,10 +98,9 @@ class Source:
 
     def metadata(self, out_params: Any, out_count: Any) -> None:
         seen = tuple(self.inner.metadata())
-        # A declaration is frozen, so the same objects are the same manifest.
-        if len(seen) != len(self._seen) or any(
-            a is not b for a, b in zip(seen, self._seen, strict=True)
-        ):
+        # A declaration is frozen, so equal ones are the same manifest; and the
+        # same objects are found to be equal at once.
+        if seen != self._seen:
             self._declare(seen)
         out_params[0] = self._params
         out_count[0] = len(seen)

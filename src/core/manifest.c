@@ -91,6 +91,30 @@ ferry_status ferry__manifest_copy(ferry__manifest *m,
     return FERRY_OK;
 }
 
+static bool same_meta(const ferry_param_meta *a, const ferry_param_meta *b)
+{
+    if (a->dtype != b->dtype || a->ndim != b->ndim || b->name == NULL ||
+        strcmp(a->name, b->name) != 0)
+        return false;
+    for (int32_t i = 0; i < a->ndim; i++) {
+        if (a->shape[i] != b->shape[i])
+            return false;
+    }
+    return true;
+}
+
+bool ferry__manifest_is(const ferry__manifest *m,
+                        const ferry_param_meta *params, size_t count)
+{
+    if (m->count != count)
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        if (!same_meta(&m->params[i], &params[i]))
+            return false;
+    }
+    return true;
+}
+
 bool ferry__manifest_find(const ferry__manifest *m, const char *name,
                           size_t *out_index)
 {

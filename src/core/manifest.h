@@ -20,6 +20,9 @@ ferry_status ferry__manifest_add(ferry__manifest *m,
                                  const ferry_param_meta *meta);
 ferry_status ferry__manifest_copy(ferry__manifest *m,
                                   const ferry_param_meta *params, size_t count);
+/* Whether the list is exactly `params`: cheaper than to build it anew. */
+bool ferry__manifest_is(const ferry__manifest *m,
+                        const ferry_param_meta *params, size_t count);
 bool ferry__manifest_find(const ferry__manifest *m, const char *name,
                           size_t *out_index);
 void ferry__manifest_clear(ferry__manifest *m);

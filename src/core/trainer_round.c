@@ -107,11 +107,13 @@ static ferry_status read_metadata(ferry_trainer *t)
     const ferry_param_meta *params;
     size_t count;
 
-    ferry__manifest_clear(&t->declared);
     if (t->source.ops == NULL)
         return FERRY_OK;
     FERRY_TRY(t->source.ops->metadata(t->source.self, &params, &count));
-    FERRY_TRY(ferry__manifest_copy(&t->declared, params, count));
+    if (!ferry__manifest_is(&t->declared, params, count)) {
+        ferry__manifest_clear(&t->declared);
+        FERRY_TRY(ferry__manifest_copy(&t->declared, params, count));
+    }
     t->stats.n_params = t->declared.count;
     t->stats.bytes_declared = t->declared.total_bytes;
     return FERRY_OK;
