@@ -3,6 +3,7 @@
  * docs/protocol.md has them, written out by hand; the two dicts, with vLLM's
  * own words where vLLM has some. */
 #include "backends/nccl/nccl_wire.h"
+#include "comm/unique_id.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -169,7 +170,7 @@ static void refused(const char *json, const char *a, const char *b)
 
 static void exactly_one_rendezvous_in_vllms_words(void **state)
 {
-    char id[FERRY__NCCL_ID_CHARS + 1], json[512];
+    char id[FERRY__ID_BASE64 + 1], json[512];
     unsigned char bytes[FERRY__UNIQUE_ID], back[FERRY__UNIQUE_ID];
     void *info = NULL;
 
@@ -199,12 +200,12 @@ static void exactly_one_rendezvous_in_vllms_words(void **state)
             "color", "");
     for (size_t i = 0; i < sizeof(bytes); i++)
         bytes[i] = (unsigned char)(i * 37 + 5);
-    ferry__nccl_id_text(bytes, id);
-    assert_int_equal(strlen(id), FERRY__NCCL_ID_CHARS);
+    ferry__id_base64(bytes, id);
+    assert_int_equal(strlen(id), FERRY__ID_BASE64);
     /* 5, 42, 79 and 116, 153, 190 by hand; then two bytes and one "=". */
     assert_memory_equal(id, "BSpPdJm+", 8);
-    assert_int_equal(id[FERRY__NCCL_ID_CHARS - 1], '=');
-    assert_int_equal(ferry__nccl_id_bytes(id, back), FERRY_OK);
+    assert_int_equal(id[FERRY__ID_BASE64 - 1], '=');
+    assert_int_equal(ferry__id_from_base64(id, back), FERRY_OK);
     assert_memory_equal(back, bytes, sizeof(bytes));
     snprintf(json, sizeof(json), "{\"nccl_unique_id_b64\":\"%s\"," RANKS "}",
              id);

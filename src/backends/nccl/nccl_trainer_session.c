@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/socket.h"
+#include "comm/unique_id.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -167,7 +168,7 @@ static void put_ferry(const nccl__trainer *t, ferry__str *s)
 
 static void init_text(const nccl__trainer *t, ferry__str *s)
 {
-    char id[FERRY__NCCL_ID_CHARS + 1];
+    char id[FERRY__ID_BASE64 + 1];
 
     ferry__str_append(s, "{");
     if (t->rendezvous == NCCL__RENDEZVOUS_STORE) {
@@ -177,7 +178,7 @@ static void init_text(const nccl__trainer *t, ferry__str *s)
     }
     ferry__str_printf(s, "\"rank_offset\":1,\"world_size\":%d", t->world_size);
     if (t->rendezvous == NCCL__RENDEZVOUS_UNIQUE_ID) {
-        ferry__nccl_id_text(t->unique_id, id);
+        ferry__id_base64(t->unique_id, id);
         ferry__str_printf(s, ",\"nccl_unique_id_b64\":\"%s\"", id);
     }
     ferry__str_printf(s,

@@ -160,12 +160,4 @@ typedef struct ferry__nccl_update_info {
 extern const ferry_info_type ferry__nccl_init_type;
 extern const ferry_info_type ferry__nccl_update_type;
 
-/* Standard base64 (RFC 4648, with padding) to and from the bytes of a unique
- * id. The text has FERRY__NCCL_ID_CHARS characters and a NUL. */
-#define FERRY__NCCL_ID_CHARS 172
-void ferry__nccl_id_text(const unsigned char id[FERRY__UNIQUE_ID],
-                         char out[FERRY__NCCL_ID_CHARS + 1]);
-ferry_status ferry__nccl_id_bytes(const char *text,
-                                  unsigned char out[FERRY__UNIQUE_ID]);
-
 #endif

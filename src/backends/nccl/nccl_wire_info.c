@@ -5,6 +5,9 @@
  * update carries vLLM's three lists and nothing else. */
 #include "backends/nccl/nccl_wire.h"
 
+#include "base/log.h"
+#include "comm/unique_id.h"
+
 #include <string.h>
 
 #define TYPE "NCCLWeightTransferInitInfo"
@@ -83,7 +86,9 @@ static ferry_status check_init(const void *arg)
             return ferry_fail(FERRY_EINVAL, TYPE
                               ": pass nccl_unique_id_b64 OR master_address/"
                               "master_port, not both");
-        return ferry__nccl_id_bytes(info->nccl_unique_id_b64, id);
+        if (ferry__id_from_base64(info->nccl_unique_id_b64, id) < 0)
+            return ferry__fail_prefix(FERRY_EINVAL, TYPE);
+        return FERRY_OK;
     }
     if (address && port)
         return FERRY_OK;
@@ -128,79 +133,3 @@ const ferry_info_type ferry__nccl_update_type = {
     sizeof(update_fields) / sizeof(update_fields[0]),
     NULL,
 };
-
-/* ---- base64 ---- */
-
-static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw"
-                             "xyz0123456789+/";
-
-void ferry__nccl_id_text(const unsigned char id[FERRY__UNIQUE_ID],
-                         char out[FERRY__NCCL_ID_CHARS + 1])
-{
-    char *at = out;
-
-    for (size_t i = 0; i < FERRY__UNIQUE_ID; i += 3) {
-        size_t n = FERRY__UNIQUE_ID - i;
-        uint32_t v = (uint32_t)id[i] << 16;
-
-        v |= n > 1 ? (uint32_t)id[i + 1] << 8 : 0;
-        v |= n > 2 ? (uint32_t)id[i + 2] : 0;
-        *at++ = digits[v >> 18];
-        *at++ = digits[v >> 12 & 63];
-        *at++ = '=';
-        *at++ = '=';
-        if (n > 1)
-            at[-2] = digits[v >> 6 & 63];
-        if (n > 2)
-            at[-1] = digits[v & 63];
-    }
-    *at = '\0';
-}
-
-static ferry_status bad_base64(void)
-{
-    return ferry_fail(FERRY_EINVAL,
-                      TYPE ": nccl_unique_id_b64 is not valid standard base64 "
-                           "(URL-safe base64 is not accepted)");
-}
-
-/* Number of padding characters, or -1: none of standard base64. */
-static int check_text(const char *text, size_t n)
-{
-    size_t pad = 0;
-
-    while (pad < 2 && pad < n && text[n - 1 - pad] == '=')
-        pad++;
-    if (n % 4 != 0 || strspn(text, digits) != n - pad)
-        return -1;
-    return (int)pad;
-}
-
-ferry_status ferry__nccl_id_bytes(const char *text,
-                                  unsigned char out[FERRY__UNIQUE_ID])
-{
-    size_t n = strlen(text), bytes;
-    int pad = check_text(text, n);
-
-    if (pad < 0)
-        return bad_base64();
-    bytes = n / 4 * 3 - (size_t)pad;
-    if (bytes != FERRY__UNIQUE_ID)
-        return ferry_fail(FERRY_EINVAL,
-                          TYPE ": nccl_unique_id_b64 must decode to %d bytes, "
-                               "got %zu",
-                          FERRY__UNIQUE_ID, bytes);
-    for (size_t i = 0, at = 0; i < n; i += 4) {
-        uint32_t v = 0;
-
-        for (size_t k = 0; k < 4; k++) {
-            const char *d =
-                text[i + k] == '=' ? digits : strchr(digits, text[i + k]);
-
-            v = v << 6 | (uint32_t)(d - digits);
-        }
-        for (int shift = 16; shift >= 0 && at < FERRY__UNIQUE_ID; shift -= 8)
-            out[at++] = (unsigned char)(v >> shift);
-    }
-    return FERRY_OK;
-}

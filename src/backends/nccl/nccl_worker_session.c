@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "comm/rendezvous.h"
+#include "comm/unique_id.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -84,7 +85,7 @@ static ferry_status open_comm(nccl__worker *w,
     ferry_status status;
 
     if (given(info->nccl_unique_id_b64) && !w->extras) {
-        FERRY_TRY(ferry__nccl_id_bytes(info->nccl_unique_id_b64, id));
+        FERRY_TRY(ferry__id_from_base64(info->nccl_unique_id_b64, id));
         g.meeting = FERRY__MEET_UNIQUE_ID;
         g.unique_id = id;
         return ferry__group_open(provider, NULL, &g, &w->group.comm);
