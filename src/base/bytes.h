@@ -16,6 +16,19 @@ void ferry__put_u64(ferry__str *s, uint64_t v);
  * cut. */
 void ferry__put_text(ferry__str *s, const char *text, size_t size);
 
+/* The same at a place in a buffer of fixed form. */
+static inline void ferry__write_u32(unsigned char *p, uint32_t v)
+{
+    for (int i = 0; i < 4; i++)
+        p[i] = (unsigned char)(v >> (8 * i));
+}
+
+static inline uint32_t ferry__read_u32(const unsigned char *p)
+{
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
+           (uint32_t)p[3] << 24;
+}
+
 typedef struct ferry__reader {
     const unsigned char *at;
     size_t left;

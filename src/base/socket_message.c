@@ -3,6 +3,7 @@
  * Frame: 1. u32 little-endian length n  2. n bytes.
  * Descriptors ride on the first byte of their byte string.
  * Invariant: a descriptor that was received is returned or closed. */
+#include "base/bytes.h"
 #include "base/socket.h"
 
 #include "base/alloc.h"
@@ -147,18 +148,6 @@ ferry_status ferry__recv_fds(int fd, void *bytes, size_t size_bytes,
     return FERRY_OK;
 }
 
-static void put_u32(unsigned char *p, uint32_t v)
-{
-    for (int i = 0; i < 4; i++)
-        p[i] = (unsigned char)(v >> (8 * i));
-}
-
-static uint32_t get_u32(const unsigned char *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-           (uint32_t)p[3] << 24;
-}
-
 /* Length and bytes in one call, as far as they go: sent apart, the length
  * alone would wake the receiver, only for it to wait again. */
 static ferry_status send_start(int fd, unsigned char head[4], const void *bytes,
@@ -186,7 +175,7 @@ ferry_status ferry__send_frame(int fd, const void *bytes, size_t size_bytes,
 
     if (size_bytes > UINT32_MAX)
         return ferry_fail(FERRY_EOVERFLOW, "frame of %zu bytes", size_bytes);
-    put_u32(head, (uint32_t)size_bytes);
+    ferry__write_u32(head, (uint32_t)size_bytes);
     FERRY_TRY(send_start(fd, head, bytes, size_bytes, w, &sent));
     if (sent < sizeof(head)) {
         FERRY_TRY(ferry__send_all(fd, head + sent, sizeof(head) - sent, w));
@@ -206,7 +195,7 @@ ferry_status ferry__recv_frame(int fd, size_t max_bytes, void **out_bytes,
     char *bytes;
 
     FERRY_TRY(ferry__recv_all(fd, head, sizeof(head), w));
-    size_bytes = get_u32(head);
+    size_bytes = ferry__read_u32(head);
     if (size_bytes > max_bytes)
         return ferry_fail(FERRY_EPEER,
                           "%s: frame of %zu bytes, at most %zu are taken",

@@ -7,6 +7,7 @@
  * Invariant: after one failure every later call of this rank fails alike. */
 #include "comm/tcp_private.h"
 
+#include "base/bytes.h"
 #include "base/log.h"
 
 #include <errno.h>
@@ -18,25 +19,13 @@
  * most. */
 #define BLAME_MS 250
 
-static void put_u32(unsigned char *p, uint32_t v)
-{
-    for (int i = 0; i < 4; i++)
-        p[i] = (unsigned char)(v >> (8 * i));
-}
-
-static uint32_t get_u32(const unsigned char *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-           (uint32_t)p[3] << 24;
-}
-
 void ferry__tcp_tell(tcp__comm *c, uint32_t kind, ferry_status status,
                      const char *text)
 {
     unsigned char m[TCP__CONTROL_BYTES] = {0};
 
-    put_u32(m, kind);
-    put_u32(m + 4, (uint32_t)status);
+    ferry__write_u32(m, kind);
+    ferry__write_u32(m + 4, (uint32_t)status);
     memcpy(m + 12, text, strnlen(text, TCP__TEXT_BYTES - 1));
     pthread_mutex_lock(&c->lock);
     for (int32_t r = 0; r < c->base.world_size; r++) {
@@ -53,10 +42,10 @@ static ferry_status heard(tcp__comm *c, const char *name, int32_t rank)
 {
     tcp__peer *p = &c->peers[rank];
     const char *text = (const char *)p->control + 12;
-    uint32_t waits_for = get_u32(p->control + 4);
+    uint32_t waits_for = ferry__read_u32(p->control + 4);
 
     p->control[TCP__CONTROL_BYTES - 1] = '\0';
-    switch (get_u32(p->control)) {
+    switch (ferry__read_u32(p->control)) {
     case TCP__ABORTED:
         return ferry_fail(FERRY_ECANCELED,
                           "%s: the group was aborted by rank "

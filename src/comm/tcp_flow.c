@@ -8,6 +8,7 @@
  * or on an abort. */
 #include "comm/tcp_private.h"
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/socket.h"
 
@@ -24,18 +25,6 @@
 /* While the owner has no check. */
 #define POLL_MS INT64_C(60000)
 
-static void put_u32(unsigned char *p, uint32_t v)
-{
-    for (int i = 0; i < 4; i++)
-        p[i] = (unsigned char)(v >> (8 * i));
-}
-
-static uint32_t get_u32(const unsigned char *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-           (uint32_t)p[3] << 24;
-}
-
 void ferry__tcp_flow_init(tcp__flow *f, bool out, int32_t peer, int channel,
                           uint32_t what, uint32_t detail, uint32_t sequence,
                           void *bytes, size_t size)
@@ -46,11 +35,11 @@ void ferry__tcp_flow_init(tcp__flow *f, bool out, int32_t peer, int channel,
     f->channel = channel;
     f->bytes = bytes;
     f->size = size;
-    put_u32(f->head, what);
-    put_u32(f->head + 4, detail);
-    put_u32(f->head + 8, sequence);
-    put_u32(f->head + 16, (uint32_t)size);
-    put_u32(f->head + 20, (uint32_t)((uint64_t)size >> 32));
+    ferry__write_u32(f->head, what);
+    ferry__write_u32(f->head + 4, detail);
+    ferry__write_u32(f->head + 8, sequence);
+    ferry__write_u32(f->head + 16, (uint32_t)size);
+    ferry__write_u32(f->head + 20, (uint32_t)((uint64_t)size >> 32));
 }
 
 /* ---- moving ---- */
@@ -98,11 +87,11 @@ ferry_status ferry__tcp_check_head(const tcp__flow *f, const tcp__call *call)
     if (memcmp(f->head, f->came, TCP__HEAD_BYTES) == 0)
         return FERRY_OK;
     if (memcmp(f->head, f->came, 12) == 0)
-        return ferry_fail(FERRY_EMISMATCH,
-                          "%s of %zu bytes: rank %d gave %llu bytes",
-                          call->name, f->size, f->peer,
-                          (unsigned long long)get_u32(f->came + 20) << 32 |
-                              get_u32(f->came + 16));
+        return ferry_fail(
+            FERRY_EMISMATCH, "%s of %zu bytes: rank %d gave %llu bytes",
+            call->name, f->size, f->peer,
+            (unsigned long long)ferry__read_u32(f->came + 20) << 32 |
+                ferry__read_u32(f->came + 16));
     return ferry_fail(FERRY_EMISMATCH,
                       "%s of %zu bytes: rank %d called another operation",
                       call->name, f->size, f->peer);

@@ -11,6 +11,7 @@
  * Invariant: strangers are bounded in number and time. */
 #include "comm/tcp_private.h"
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "comm/tcp_address.h"
 
@@ -47,30 +48,18 @@ typedef struct meeting {
     pending pending[PENDING_MAX];
 } meeting;
 
-static void put_u32(unsigned char *p, uint32_t v)
-{
-    for (int i = 0; i < 4; i++)
-        p[i] = (unsigned char)(v >> (8 * i));
-}
-
-static uint32_t get_u32(const unsigned char *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-           (uint32_t)p[3] << 24;
-}
-
 static void make_hello(const meeting *m, int32_t to, int channel,
                        unsigned char *h)
 {
     memset(h, 0, HELLO_BYTES);
-    put_u32(h, MAGIC);
-    put_u32(h + 4, FERRY__COMM_TCP_VERSION);
-    put_u32(h + 8, (uint32_t)m->o->generation);
-    put_u32(h + 12, (uint32_t)(m->o->generation >> 32));
-    put_u32(h + 16, (uint32_t)m->o->world_size);
-    put_u32(h + 20, (uint32_t)m->o->rank);
-    put_u32(h + 24, (uint32_t)to);
-    put_u32(h + 28, (uint32_t)channel);
+    ferry__write_u32(h, MAGIC);
+    ferry__write_u32(h + 4, FERRY__COMM_TCP_VERSION);
+    ferry__write_u32(h + 8, (uint32_t)m->o->generation);
+    ferry__write_u32(h + 12, (uint32_t)(m->o->generation >> 32));
+    ferry__write_u32(h + 16, (uint32_t)m->o->world_size);
+    ferry__write_u32(h + 20, (uint32_t)m->o->rank);
+    ferry__write_u32(h + 24, (uint32_t)to);
+    ferry__write_u32(h + 28, (uint32_t)channel);
     memcpy(h + SECRET_AT, m->secret, FERRY__COMM_TCP_SECRET);
 }
 
@@ -87,25 +76,26 @@ static bool secret_is_right(const meeting *m, const unsigned char *h)
 
 static ferry_status check_hello(const meeting *m, const unsigned char *h)
 {
-    uint64_t generation = get_u32(h + 8) | (uint64_t)get_u32(h + 12) << 32;
+    uint64_t generation =
+        ferry__read_u32(h + 8) | (uint64_t)ferry__read_u32(h + 12) << 32;
 
-    if (get_u32(h) != MAGIC)
+    if (ferry__read_u32(h) != MAGIC)
         return ferry_fail(FERRY_EPEER, "it does not speak the protocol");
-    if (get_u32(h + 4) != FERRY__COMM_TCP_VERSION)
+    if (ferry__read_u32(h + 4) != FERRY__COMM_TCP_VERSION)
         return ferry_fail(FERRY_EVERSION, "protocol version %u, this is %d",
-                          get_u32(h + 4), FERRY__COMM_TCP_VERSION);
+                          ferry__read_u32(h + 4), FERRY__COMM_TCP_VERSION);
     if (!secret_is_right(m, h))
         return ferry_fail(FERRY_EAUTH, "the secret is wrong");
     if (generation != m->o->generation)
         return ferry_fail(FERRY_EMISMATCH, "generation %llu, this is %llu",
                           (unsigned long long)generation,
                           (unsigned long long)m->o->generation);
-    if (get_u32(h + 16) != (uint32_t)m->o->world_size)
+    if (ferry__read_u32(h + 16) != (uint32_t)m->o->world_size)
         return ferry_fail(FERRY_EMISMATCH, "world size %u, this is %d",
-                          get_u32(h + 16), m->o->world_size);
-    if (get_u32(h + 24) != (uint32_t)m->o->rank)
+                          ferry__read_u32(h + 16), m->o->world_size);
+    if (ferry__read_u32(h + 24) != (uint32_t)m->o->rank)
         return ferry_fail(FERRY_EMISMATCH, "it looks for rank %u, this is %d",
-                          get_u32(h + 24), m->o->rank);
+                          ferry__read_u32(h + 24), m->o->rank);
     return FERRY_OK;
 }
 
@@ -132,15 +122,16 @@ static ferry_status shake(meeting *m, int32_t to, int channel, int fd,
     make_hello(m, to, channel, h);
     FERRY_TRY(ferry__send_all(fd, h, sizeof(h), w));
     FERRY_TRY(ferry__recv_all(fd, h, sizeof(h), w));
-    if (get_u32(h) == REFUSAL) {
+    if (ferry__read_u32(h) == REFUSAL) {
         h[HELLO_BYTES - 1] = '\0';
         return ferry_fail(FERRY_EPEER, "%s refused this rank: %s", w->what,
                           (char *)h + 8);
     }
-    if (check_hello(m, h) < 0 || get_u32(h + 20) != (uint32_t)to)
-        return ferry_fail(
-            FERRY_EAUTH, "%s: what answers there is not it: %s", w->what,
-            get_u32(h) == MAGIC ? ferry_last_error() : "another protocol");
+    if (check_hello(m, h) < 0 || ferry__read_u32(h + 20) != (uint32_t)to)
+        return ferry_fail(FERRY_EAUTH, "%s: what answers there is not it: %s",
+                          w->what,
+                          ferry__read_u32(h) == MAGIC ? ferry_last_error()
+                                                      : "another protocol");
     return FERRY_OK;
 }
 
@@ -179,7 +170,7 @@ static void refuse(const meeting *m, pending *p)
     unsigned char no[HELLO_BYTES] = {0};
     const char *text = ferry_last_error();
 
-    put_u32(no, REFUSAL);
+    ferry__write_u32(no, REFUSAL);
     memcpy(no + 8, text, strnlen(text, HELLO_BYTES - 9));
     (void)!send(p->fd, no, sizeof(no), MSG_DONTWAIT | MSG_NOSIGNAL);
     ferry__log(FERRY_LOG_WARN, "rank %d: a connection is refused: %s",
@@ -190,7 +181,8 @@ static void refuse(const meeting *m, pending *p)
 static bool admit(meeting *m, pending *p)
 {
     unsigned char mine[HELLO_BYTES];
-    uint32_t rank = get_u32(p->hello + 20), channel = get_u32(p->hello + 28);
+    uint32_t rank = ferry__read_u32(p->hello + 20),
+             channel = ferry__read_u32(p->hello + 28);
 
     if (check_hello(m, p->hello) < 0) {
         refuse(m, p);
@@ -242,7 +234,7 @@ static void read_pending(meeting *m, size_t i)
     }
     p->bytes += (size_t)n;
     /* Another protocol is known by its first bytes. */
-    if (p->bytes >= 4 && get_u32(p->hello) != MAGIC) {
+    if (p->bytes >= 4 && ferry__read_u32(p->hello) != MAGIC) {
         check_hello(m, p->hello);
         refuse(m, p);
         forget(m, i, true);

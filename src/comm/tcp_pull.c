@@ -6,6 +6,7 @@
 #include "comm/tcp_pull.h"
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/socket.h"
 #include "comm/tcp_address.h"
@@ -25,12 +26,6 @@ struct tcp__pulls {
     tcp__pull_server *server; /* NULL: this rank exposes nothing */
     int fds[FERRY__COMM_TCP_WORLD];
 };
-
-static uint32_t get_u32(const unsigned char *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-           (uint32_t)p[3] << 24;
-}
 
 static ferry_status need_pulls(tcp__comm *c)
 {
@@ -164,7 +159,7 @@ static ferry_status connect_to(pulling *p, const unsigned char *key,
         return FERRY_OK;
     snprintf(host, sizeof(host), "%.*s", (int)(key_bytes - KEY_HEAD),
              (const char *)key + KEY_HEAD);
-    return ferry__tcp_connect(host, (int32_t)get_u32(key + 4), &w, fd);
+    return ferry__tcp_connect(host, (int32_t)ferry__read_u32(key + 4), &w, fd);
 }
 
 static ferry_status read_answer(pulling *p, int fd, uint64_t want)
@@ -174,8 +169,8 @@ static ferry_status read_answer(pulling *p, int fd, uint64_t want)
     ferry_status status;
 
     FERRY_TRY(ferry__recv_all(fd, head, sizeof(head), &w));
-    status = (ferry_status)(int32_t)get_u32(head + 4);
-    if (get_u32(head) != TCP__PULL_MAGIC || status > 0 ||
+    status = (ferry_status)(int32_t)ferry__read_u32(head + 4);
+    if (ferry__read_u32(head) != TCP__PULL_MAGIC || status > 0 ||
         (status == FERRY_OK && ferry__store_u64(head + 8) != want))
         return ferry_fail(FERRY_EPEER,
                           "pull: what answers for rank %d is not it", p->from);
@@ -226,7 +221,8 @@ static ferry_status check_pull(const ferry__comm *comm, int32_t from,
                           comm->rank, comm->world_size);
     if (key_bytes <= KEY_HEAD || key_bytes >= KEY_HEAD + FERRY__COMM_TCP_HOST)
         return ferry_fail(FERRY_EINVAL, "pull: key of %zu bytes", key_bytes);
-    if (get_u32(key) != TCP__PULL_MAGIC || get_u32(key + 4) > 65535)
+    if (ferry__read_u32(key) != TCP__PULL_MAGIC ||
+        ferry__read_u32(key + 4) > 65535)
         return ferry_fail(FERRY_EINVAL,
                           "pull: the key is none of this provider");
     exposed = ferry__store_u64(key + 32);

@@ -6,6 +6,7 @@
 #include "comm/tcp_pull.h"
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/thread.h"
 #include "comm/tcp_address.h"
 #include "comm/tcp_store_wire.h"
@@ -55,12 +56,6 @@ struct tcp__pull_server {
     client clients[CLIENTS_MAX];
     size_t n_clients;
 };
-
-static uint32_t get_u32(const unsigned char *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-           (uint32_t)p[3] << 24;
-}
 
 /* ---- what is exposed ---- */
 
@@ -112,7 +107,7 @@ static bool is_proved(const tcp__pull_server *s, const unsigned char *ask)
 
     for (size_t i = 0; i < TCP__PULL_PROOF; i++)
         differs |= (unsigned char)(ask[8 + i] ^ s->proof[i]);
-    return differs == 0 && get_u32(ask) == TCP__PULL_MAGIC &&
+    return differs == 0 && ferry__read_u32(ask) == TCP__PULL_MAGIC &&
            ferry__store_u64(ask + 48) == s->generation;
 }
 

@@ -13,6 +13,7 @@
 #include "comm/tcp_stream.h"
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/log.h"
 #include "base/socket.h"
 #include "comm/tcp_tree.h"
@@ -39,18 +40,6 @@ typedef struct meeting {
     char name[NAME_BYTES], key[2 * TCP__POOL_KEY + 1];
     unsigned char *cards, *words; /* of all ranks */
 } meeting;
-
-static void put_u32(unsigned char *p, uint32_t v)
-{
-    for (int i = 0; i < 4; i++)
-        p[i] = (unsigned char)(v >> (8 * i));
-}
-
-static uint32_t get_u32(const unsigned char *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-           (uint32_t)p[3] << 24;
-}
 
 static void put_text(unsigned char *p, const char *text, size_t most)
 {
@@ -121,13 +110,13 @@ static ferry_status make_card(meeting *m, unsigned char *card)
 
     if (status >= 0 && ferry__tcp_stream_leads(s))
         status = make_pool(m);
-    put_u32(card, TCP__STREAM_VERSION);
-    put_u32(card + 4, (uint32_t)s->o.root);
-    put_u32(card + 8, (uint32_t)s->o.n_buffers);
-    put_u32(card + 12, (uint32_t)s->o.buffer_bytes);
-    put_u32(card + 16, (uint32_t)(s->o.buffer_bytes >> 32));
-    put_u32(card + 20, (uint32_t)status);
-    put_u32(card + 24, (uint32_t)getpid());
+    ferry__write_u32(card, TCP__STREAM_VERSION);
+    ferry__write_u32(card + 4, (uint32_t)s->o.root);
+    ferry__write_u32(card + 8, (uint32_t)s->o.n_buffers);
+    ferry__write_u32(card + 12, (uint32_t)s->o.buffer_bytes);
+    ferry__write_u32(card + 16, (uint32_t)(s->o.buffer_bytes >> 32));
+    ferry__write_u32(card + 20, (uint32_t)status);
+    ferry__write_u32(card + 24, (uint32_t)getpid());
     memset(card + 28, 0, 8);
     put_text(card + 36, m->name, NAME_BYTES);
     memcpy(card + 36 + NAME_BYTES, m->key, TCP__POOL_KEY);
@@ -155,10 +144,10 @@ static ferry_status check_card(const meeting *m, int32_t r)
     const unsigned char *mine = m->cards + (size_t)own * CARD_BYTES;
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        FERRY_TRY(compare(get_u32(card + 4 * i), get_u32(mine + 4 * i),
-                          names[i], r, own));
-    if ((ferry_status)get_u32(card + 20) < 0)
-        return ferry_fail((ferry_status)get_u32(card + 20),
+        FERRY_TRY(compare(ferry__read_u32(card + 4 * i),
+                          ferry__read_u32(mine + 4 * i), names[i], r, own));
+    if ((ferry_status)ferry__read_u32(card + 20) < 0)
+        return ferry_fail((ferry_status)ferry__read_u32(card + 20),
                           "stream: rank %d: %.*s", r, LINE_BYTES - 1,
                           (const char *)card + 36 + NAME_BYTES + TCP__POOL_KEY);
     return FERRY_OK;
@@ -185,13 +174,13 @@ static ferry_status exchange_words(meeting *m, uint32_t yes,
 {
     unsigned char word[WORD_BYTES];
 
-    put_u32(word, yes);
-    put_u32(word + 4, (uint32_t)status);
+    ferry__write_u32(word, yes);
+    ferry__write_u32(word + 4, (uint32_t)status);
     put_text(word + 8, line, LINE_BYTES);
     FERRY_TRY(gather(m, word, sizeof(word), m->words));
     for (int32_t r = 0; r < m->s->base.comm->world_size; r++) {
         const unsigned char *w = m->words + (size_t)r * WORD_BYTES;
-        ferry_status theirs = (ferry_status)get_u32(w + 4);
+        ferry_status theirs = (ferry_status)ferry__read_u32(w + 4);
 
         if (theirs < 0)
             return ferry_fail(theirs, "stream: rank %d: %.*s", r,
@@ -202,7 +191,7 @@ static ferry_status exchange_words(meeting *m, uint32_t yes,
 
 static bool said_yes(const meeting *m, int32_t r)
 {
-    return get_u32(m->words + (size_t)r * WORD_BYTES) != 0;
+    return ferry__read_u32(m->words + (size_t)r * WORD_BYTES) != 0;
 }
 
 /* ---- members ---- */
@@ -226,7 +215,7 @@ static ferry_status knock(meeting *m, int *out_fd)
     unsigned char request[REQUEST_SIZE];
     ferry_status status;
 
-    put_u32(request, (uint32_t)m->s->base.comm->rank);
+    ferry__write_u32(request, (uint32_t)m->s->base.comm->rank);
     memcpy(request + 4, card + 36 + NAME_BYTES, TCP__POOL_KEY);
     FERRY_TRY(ferry__unix_connect((const char *)card + 36, &w, out_fd));
     status = check_user(*out_fd, "the leader");
@@ -250,7 +239,7 @@ static ferry_status take_pool(meeting *m, int fd)
 
     FERRY_TRY(ferry__recv_fds(fd, answer, sizeof(answer), &pool, 1, &n, &w));
     answer[sizeof(answer) - 1] = '\0';
-    if (get_u32(answer) != 1 || n != 1) {
+    if (ferry__read_u32(answer) != 1 || n != 1) {
         if (n == 1)
             close(pool);
         return ferry_fail(FERRY_EPEER, "refused: %s", (char *)answer + 4);
@@ -289,10 +278,11 @@ static bool answer_one(meeting *m, int fd)
     ferry_status status;
 
     if (ferry__recv_all(fd, request, sizeof(request), &w) < 0 ||
-        !key_is_right(m, request + 4) || !is_mate(m->s, get_u32(request)))
+        !key_is_right(m, request + 4) ||
+        !is_mate(m->s, ferry__read_u32(request)))
         return false;
     status = check_user(fd, "this rank");
-    put_u32(answer, status >= 0);
+    ferry__write_u32(answer, status >= 0);
     put_text(answer + 4, status < 0 ? ferry_last_error() : "", TEXT_BYTES);
     (void)ferry__send_fds(fd, answer, sizeof(answer), &m->s->pool.fd,
                           status >= 0, &w);

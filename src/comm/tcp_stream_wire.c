@@ -11,6 +11,7 @@
  * after `stop`. */
 #include "comm/tcp_stream.h"
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
@@ -32,27 +33,15 @@ typedef struct wait {
     int64_t since_ns;
 } wait;
 
-static void put_u32(unsigned char *p, uint32_t v)
-{
-    for (int i = 0; i < 4; i++)
-        p[i] = (unsigned char)(v >> (8 * i));
-}
-
-static uint32_t get_u32(const unsigned char *p)
-{
-    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
-           (uint32_t)p[3] << 24;
-}
-
 static void make_head(unsigned char *h, uint32_t kind, uint32_t number,
                       uint64_t size)
 {
-    put_u32(h, TCP__STREAM_OP);
-    put_u32(h + 4, kind);
-    put_u32(h + 8, number);
-    put_u32(h + 12, 0);
-    put_u32(h + 16, (uint32_t)size);
-    put_u32(h + 20, (uint32_t)(size >> 32));
+    ferry__write_u32(h, TCP__STREAM_OP);
+    ferry__write_u32(h + 4, kind);
+    ferry__write_u32(h + 8, number);
+    ferry__write_u32(h + 12, 0);
+    ferry__write_u32(h + 16, (uint32_t)size);
+    ferry__write_u32(h + 20, (uint32_t)(size >> 32));
 }
 
 /* ---- failures ---- */
@@ -227,7 +216,8 @@ static ferry_status recv_head(tcp__stream *s, int32_t peer,
                               unsigned char head[TCP__HEAD_BYTES])
 {
     FERRY_TRY(recv_bytes(s, peer, (char *)head, TCP__HEAD_BYTES, false));
-    if (get_u32(head) != TCP__STREAM_OP || get_u32(head + 12) != 0)
+    if (ferry__read_u32(head) != TCP__STREAM_OP ||
+        ferry__read_u32(head + 12) != 0)
         return fail(s, ferry_fail(FERRY_EMISMATCH,
                                   "stream: rank %d called another operation",
                                   peer));
@@ -289,13 +279,14 @@ static ferry_status await_done(tcp__stream *s, uint32_t round)
         uint32_t kind;
 
         FERRY_TRY(recv_head(s, s->next, head));
-        kind = get_u32(head + 4);
+        kind = ferry__read_u32(head + 4);
         if ((kind != TCP__MOVING && kind != TCP__DONE) ||
-            get_u32(head + 8) != round)
-            return fail(s, ferry_fail(FERRY_EMISMATCH,
-                                      "stream: rank %d is in round %u, this "
-                                      "is %u",
-                                      s->next, get_u32(head + 8), round));
+            ferry__read_u32(head + 8) != round)
+            return fail(s,
+                        ferry_fail(FERRY_EMISMATCH,
+                                   "stream: rank %d is in round %u, this "
+                                   "is %u",
+                                   s->next, ferry__read_u32(head + 8), round));
         if (kind == TCP__DONE)
             return FERRY_OK;
         atomic_fetch_add(&s->sender.progress, 1);
@@ -326,7 +317,8 @@ typedef struct place {
 static ferry_status check_piece(tcp__stream *s, const unsigned char *head,
                                 place *p, size_t *out_size)
 {
-    uint64_t size = get_u32(head + 16) | (uint64_t)get_u32(head + 20) << 32;
+    uint64_t size =
+        ferry__read_u32(head + 16) | (uint64_t)ferry__read_u32(head + 20) << 32;
     uint64_t left;
 
     while (s->sizes[p->at] == p->pos) {
@@ -334,13 +326,13 @@ static ferry_status check_piece(tcp__stream *s, const unsigned char *head,
         p->pos = 0;
     }
     left = s->sizes[p->at] - p->pos;
-    if (get_u32(head + 4) != TCP__PIECE ||
-        get_u32(head + 8) != s->pool.committed || size == 0 || size > left ||
-        size > s->pool.slot_bytes)
+    if (ferry__read_u32(head + 4) != TCP__PIECE ||
+        ferry__read_u32(head + 8) != s->pool.committed || size == 0 ||
+        size > left || size > s->pool.slot_bytes)
         return fail(s, ferry_fail(FERRY_EMISMATCH,
                                   "stream: rank %d sent piece %u of %llu "
                                   "bytes, expected piece %u of at most %llu",
-                                  s->prev, get_u32(head + 8),
+                                  s->prev, ferry__read_u32(head + 8),
                                   (unsigned long long)size, s->pool.committed,
                                   (unsigned long long)left));
     p->pos += size;
