@@ -216,7 +216,7 @@ static void every_byte_arrives_in_every_round(void **state)
             wish(root, 2, 100000);
             assert_int_equal(run_ranks(world, rounds_body), 0);
         }
-        wish(0, 1, 2500000);
+        wish(0, 1, 1200000);
         assert_int_equal(run_ranks(world, rounds_body), 0);
         wish(world - 1, 3, 5000);
         assert_int_equal(run_ranks(world, rounds_body), 0);

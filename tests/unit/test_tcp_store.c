@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-#define T 5000
+#define T 20000
 
 static ferry__store_server *server;
 static int32_t port;
