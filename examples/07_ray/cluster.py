@@ -49,9 +49,11 @@ class Trainer:
         if backend == "nccl":
             info = NCCLTrainerInitInfo(
                 rank=0, master_address=ray.util.get_node_ip_address())
+        client = RayVLLMWeightSyncClient(workers, pause=True)
+        client.wait_ready()  # they load their models
         self.engine = WeightTransferTrainerFactory.trainer_init(
             info,
-            client=RayVLLMWeightSyncClient(workers, pause=True),
+            client=client,
             source=ModuleSource(self.model),
         )
 

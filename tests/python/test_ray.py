@@ -260,6 +260,7 @@ def test_c8_requests_of_any_kind_and_what_the_server_says(
 ) -> None:
     handle = worker(folders[1], "one", name="c8")
     client = RayVLLMWeightSyncClient(handle)
+    client.wait_ready(60)
     assert client.world_size() == 1
     status = client.status()
     assert (status["server"], status["backend"]) == ("ferry", "ipc")
@@ -324,7 +325,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(
         ConnectionFailedError, match="ferry serve ended.*No such file"
     ):
-        RayVLLMWeightSyncClient(handle).world_size()
+        RayVLLMWeightSyncClient(handle).wait_ready()
     with pytest.raises(ArgumentError, match="an actor is one replica"):
         FerryWorker("model", arguments=["--data-parallel-size", "2"])
     with pytest.raises(ArgumentError, match="--port=1: the server is for"):

@@ -203,8 +203,9 @@ class RayVLLMWeightSyncClient:
     handle : ActorHandle or sequence of ActorHandle
         One actor a replica, or the data-parallel ranks of one deployment.
     timeout : float, optional
-        Bound of one call, in seconds. An actor that is still being made
-        answers when it is ready. None: no bound but the engine's deadline.
+        Bound of one call, in seconds; None: no bound but the engine's own.
+        An actor that is still being made answers when it is ready: see
+        `wait_ready`.
     pause : bool
         Pause generation (mode "keep") round each sync: before start, until
         finish. After a failure the actors stay paused, and the reason is
@@ -338,6 +339,27 @@ class RayVLLMWeightSyncClient:
         self._after_finish()
 
     # ---- more than four is optional ----
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until all actors are made, before their calls are bounded.
+
+        An actor loads its model first, for longer perhaps than an engine
+        waits for an answer.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            In seconds; None: as long as it takes.
+
+        Raises
+        ------
+        FerryError
+            An actor could not be made; the text is its own.
+        """
+        call = _Call(self, "__ray_ready__", starves=False)
+        for index in range(len(self.handles)):
+            call.submit(index, ())
+        call.wait(timeout)
 
     def start_draft_weight_update(self) -> None:
         """Begin a round that is aimed at the draft model."""
