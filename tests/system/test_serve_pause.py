@@ -6,6 +6,7 @@ past where it was kept (O-06, O-52, O-53)."""
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import time
@@ -22,7 +23,6 @@ import llama  # noqa: E402
 import model_files  # noqa: E402
 
 PROMPT = [1, 2, 3, 4, 5]
-ROUNDS = 60
 
 
 def make(folder: Path, seed: int) -> Path:
@@ -43,9 +43,7 @@ def greedy(folder: Path, n: int) -> list[int]:
     return tokens
 
 
-def test_o06_a_paused_fleet_updates_with_requests_at_its_door(
-    tmp_path: Path,
-) -> None:
+def paused_rounds(tmp_path: Path, backend: str, rounds: int) -> None:
     """Requests come before, while and after the pause closes the gates of two
     replicas; every hop is delayed at random. Nothing locks up, and whoever
     came during the pause is answered by the new weights alone."""
@@ -58,8 +56,10 @@ def test_o06_a_paused_fleet_updates_with_requests_at_its_door(
 
     with Server(tmp_path / "serve", folders[0], "--kernel-format", "f32",
                 "--threads", "1", "--data-parallel-size", "2",
-                "--max-num-seqs", "2") as server, ThreadPoolExecutor(16) as pool:
-        for k in range(ROUNDS):
+                "--max-num-seqs", "2", "--weight-transfer-config",
+                json.dumps({"backend": backend})) as server, \
+            ThreadPoolExecutor(16) as pool:
+        for k in range(rounds):
             side = (k + 1) % 2
             early = [pool.submit(server.generate, PROMPT, 8) for _ in range(4)]
             jitter()
@@ -74,7 +74,8 @@ def test_o06_a_paused_fleet_updates_with_requests_at_its_door(
             while sum(r["running"] + r["waiting"]
                       for r in server.status()["replicas"]) < 8:
                 assert time.monotonic() < deadline
-            push(folders[side], server.url, version=f"v{k}")
+            push(folders[side], server.url, version=f"v{k}",
+                 extra=("--backend", backend))
             assert not any(job.done() for job in late)
             jitter()
             assert server.post("/resume").code == 200
@@ -84,6 +85,13 @@ def test_o06_a_paused_fleet_updates_with_requests_at_its_door(
                 assert choice["token_ids"][: len(want[side])] == want[side]
             for job in early:
                 assert len(job.result(timeout=30)["token_ids"]) == 8
+
+
+@pytest.mark.parametrize("backend,rounds", [("ipc", 40), ("nccl", 20)])
+def test_o06_a_paused_fleet_updates_with_requests_at_its_door(
+    tmp_path: Path, backend: str, rounds: int
+) -> None:
+    paused_rounds(tmp_path, backend, rounds)
 
 
 def test_o52_no_answer_leans_on_what_older_weights_left(tmp_path: Path) -> None:
