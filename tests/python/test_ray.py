@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -34,6 +35,7 @@ from ferry.errors import (
 )
 from ferry.ray import FerryWorker, Worker
 from ferry.weight_transfer import (
+    FanoutWeightSyncClient,
     RayVLLMWeightSyncClient,
     VLLMWeightSyncClient,
     WeightTransferInitRequest,
@@ -49,19 +51,19 @@ NODES = ("one", "two")
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[str]:
     """Two nodes on this machine; gives the address."""
-    os.environ.update(
-        # What the nodes' processes inherit.
-        PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry),
-        RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1")
-    nodes = Cluster()
-    for name in NODES:
-        nodes.add_node(num_cpus=2, object_store_memory=STORE_BYTES,
-                       resources={name: 100}, include_dashboard=False)
-    ray.init(address=nodes.address, logging_level="error",
-             log_to_driver=False)
-    yield str(nodes.address)
-    ray.shutdown()
-    nodes.shutdown()
+    inherited = {
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    with mock.patch.dict(os.environ, inherited):
+        nodes = Cluster()
+        for name in NODES:
+            nodes.add_node(num_cpus=2, object_store_memory=STORE_BYTES,
+                           resources={name: 100}, include_dashboard=False)
+        ray.init(address=nodes.address, logging_level="error",
+                 log_to_driver=False)
+        yield str(nodes.address)
+        ray.shutdown()
+        nodes.shutdown()
 
 
 def actors(*fails: str) -> list[Any]:
@@ -267,6 +269,11 @@ def test_c8_requests_of_any_kind_and_what_the_server_says(
     # A list of two, of which one is no Ferry.
     both = RayVLLMWeightSyncClient([handle, *actors("")])
     assert both.status()["not_ferry"] == both.peers()[1:]
+    # One of several clients of any kind.
+    every = FanoutWeightSyncClient([client, RayVLLMWeightSyncClient(handle)])
+    assert every.world_size() == 2
+    assert every.peers() == client.peers() * 2
+    assert len(every.status()["replicas"]) == 2
     bad = {"no_such_field": 1}
     for request in (bad, {"init_info": bad},
                     WeightTransferInitRequest(init_info=bad)):

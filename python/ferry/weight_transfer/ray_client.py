@@ -103,7 +103,8 @@ def _cause(error: BaseException) -> BaseException:
         lines = [line for line in lines if line]
         # The first says what, the last why; between them are its ids.
         said = " ".join(dict.fromkeys(lines[:1] + lines[-1:]))
-        away = isinstance(error, failures.ActorUnavailableError)
+        away = isinstance(  # of a later Ray
+            error, getattr(failures, "ActorUnavailableError", ()))
         what = "cannot be reached" if away else "is gone"
         return ConnectionFailedError(f"the actor {what}: {said}")
     return error
@@ -139,11 +140,11 @@ class _Call:
         return (f"{self.method}: replica {index} of {len(handles)} "
                 f"({handles[index]!r})")
 
-    def submit(self, index: int, args: tuple[Any, ...]) -> None:
+    def submit(self, index: int, *args: Any, **named: Any) -> None:
         method = getattr(self.client.handles[index], self.method, None)
         if method is None:
             raise NotSupportedError(f"{self.who(index)} has no such method")
-        self.index_of[method.remote(*args)] = index
+        self.index_of[method.remote(*args, **named)] = index
 
     def _take(self, ref: Any) -> None:
         import ray
@@ -288,6 +289,7 @@ class RayVLLMWeightSyncClient:
         to: Sequence[int] | None = None,
         args_of: Callable[[int], tuple[Any, ...]] | None = None,
         starves: bool = False,
+        **named: Any,
     ) -> dict[int, Any]:
         """Call a method of all actors, or of some, and wait for them."""
         call = _Call(self, method, starves)
@@ -295,7 +297,8 @@ class RayVLLMWeightSyncClient:
             self._calls.add(call)
         try:
             for index in range(len(self.handles)) if to is None else to:
-                call.submit(index, args_of(index) if args_of else args)
+                call.submit(
+                    index, *(args_of(index) if args_of else args), **named)
             return call.wait(self.timeout)
         finally:
             with self._lock:
@@ -358,7 +361,7 @@ class RayVLLMWeightSyncClient:
         """
         call = _Call(self, "__ray_ready__", starves=False)
         for index in range(len(self.handles)):
-            call.submit(index, ())
+            call.submit(index)
         call.wait(timeout)
 
     def start_draft_weight_update(self) -> None:
@@ -370,7 +373,7 @@ class RayVLLMWeightSyncClient:
         """End a round that will not be finished; idempotent."""
         call = _Call(self, "abort_weight_update", starves=False)
         for index in self._having(call.method):
-            call.submit(index, ())
+            call.submit(index)
         call.wait(ABORT_SECONDS)
 
     def prepare_weight_update(self) -> None:
@@ -389,10 +392,8 @@ class RayVLLMWeightSyncClient:
 
     def pause(self, mode: str = "keep", clear_cache: bool = True) -> None:
         """Pause generation: "abort", "wait" or "keep" running requests."""
-        call = _Pause(self, mode, clear_cache)
-        for index in range(len(self.handles)):
-            call.submit(index, ())
-        call.wait(self.timeout)
+        # By name only, as vLLM has them.
+        self._call("pause_generation", mode=mode, clear_cache=clear_cache)
 
     def resume(self) -> None:
         """Let generation go on."""
@@ -510,17 +511,3 @@ class RayVLLMWeightSyncClient:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.peers())})"
-
-
-class _Pause(_Call):
-    """`pause_generation` takes its arguments by name only."""
-
-    def __init__(
-        self, client: RayVLLMWeightSyncClient, mode: str, clear_cache: bool
-    ) -> None:
-        super().__init__(client, "pause_generation", starves=False)
-        self.named = {"mode": mode, "clear_cache": clear_cache}
-
-    def submit(self, index: int, args: tuple[Any, ...]) -> None:
-        method = getattr(self.client.handles[index], self.method)
-        self.index_of[method.remote(**self.named)] = index
