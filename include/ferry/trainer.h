@@ -107,7 +107,8 @@ ferry_status ferry_trainer_init_dict(const char *backend, const char *init_info,
                                      const ferry_source *source,
                                      ferry_trainer **out_trainer);
 
-/* What a round did. Times are wall milliseconds of the sender. */
+/* What a round did. Times are wall milliseconds of the sender. What is hashed
+ * while it is copied counts once: as packing by nccl, as digest by ipc. */
 typedef struct ferry_round_stats {
     size_t size;    /* sizeof(ferry_round_stats), set by the caller */
     uint64_t round; /* 1, 2, … since trainer_init */
