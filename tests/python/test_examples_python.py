@@ -45,3 +45,17 @@ def test_04_a_trained_model_is_served_after_every_step(
 def test_06_a_bridge_gathers_over_every_kind_of_group() -> None:
     said = run(str(EXAMPLES / "06_megatron_bridge" / "run.py"))
     assert said == "71 parameters, whole on each of 4 ranks\n"
+
+
+def rl(*options: str) -> list[float]:
+    """Rewards of the rounds, each the mean of the last ten."""
+    said = run(str(EXAMPLES / "08_torch_rl" / "rl.py"), *options)
+    lines = [line.split("mean of 10 ")[1] for line in said.splitlines()]
+    return [float(line.split(",")[0]) for line in lines]
+
+
+def test_08_reward_climbs_where_weights_are_synced_and_only_there() -> None:
+    means = rl("--target", "0.5")
+    assert means[0] < 0.15 and means[-1] >= 0.5
+    control = rl("--no-sync", "--rounds", str(len(means)))
+    assert control[-1] < 0.15, control
