@@ -5,7 +5,8 @@ The plan is one JSON object on the command line; lines and answers are those
 of vllm_trainer.py, and so is "pace_s". With "offline", a checkpoint's folder,
 the inference side is an `LLM` in this very process, and each answer also
 tells what it then generates. With "vllm", everything but the engine is vLLM's
-own: factory, client and source class.
+own: factory, client and source class. A line that begins with "draft:" aims
+at the draft model.
 """
 
 from __future__ import annotations
@@ -160,8 +161,9 @@ def main() -> int:
             plan["prompts"], plan["n_tokens"])
     answer(make, **asked)
     for line in sys.stdin:
-        source.open(line.rstrip("\n"))
-        answer(made[0].send_weights, **asked)
+        target, _, folder = line.rstrip("\n").rpartition(":")
+        source.open(folder)
+        answer(lambda: made[0].send_weights(draft=target == "draft"), **asked)
     for engine in made:
         engine.shutdown()
     return 0

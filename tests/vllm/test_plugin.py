@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -327,6 +328,58 @@ def test_what_init_does_not_know_is_refused_in_words(plug: Plug) -> None:
     assert "unexpected field 'bogus'" in reply.text
     plug.pushes(OTHER[before])
     plug.holds(OTHER[before])
+
+
+def accepted(server: VllmServer) -> float:
+    """Share of the draft model's tokens that were right, in six answers."""
+
+    def counts() -> list[float]:
+        text = server.get("/metrics").text
+        return [
+            sum(float(count) for count in re.findall(
+                rf"^vllm:spec_decode_num_{what}_tokens_total\{{.*?\}} (\S+)",
+                text, re.M))
+            for what in ("accepted", "draft")
+        ]
+
+    before = counts()
+    for first in range(5, 11):
+        server.generate([first, 2, 3], 30)
+    right, drafted = (b - a for a, b in zip(before, counts()))
+    assert drafted > 0
+    return right / drafted
+
+
+def test_replicas_and_their_draft_model(
+    models: dict[str, Path], path: str, tmp_path: Path
+) -> None:
+    """A draft of the model's own weights is always right."""
+    draft = {"method": "draft_model", "model": str(models["a"]),
+             "num_speculative_tokens": 2}
+    with VllmServer(
+        tmp_path / "server", models["a"], 1, "ferry_ipc",
+        "--data-parallel-size", "2", "--speculative-config",
+        json.dumps(draft), PYTHONPATH=path, VLLM_CPU_SIM_MULTI_NUMA="1",
+    ) as server, FerryTrainer(
+        tmp_path, path, url=server.url, backend="ipc"
+    ) as trainer:
+        assert trainer.error() is None, trainer.said()
+
+        def holds(name: str) -> None:
+            one = vllm_digests.predicted(models[name], 1)
+            assert server.checksums() == {
+                key.replace("dp0:", f"dp{replica}:"): value
+                for key, value in one.items() for replica in (0, 1)
+            }
+
+        assert accepted(server) == 1
+        assert trainer.send(Path(f"draft:{models['b']}")) is None
+        holds("a")
+        assert accepted(server) < 0.5
+        assert trainer.send(models["b"]) is None, trainer.said()
+        holds("b")
+        assert accepted(server) == 1
+        assert trainer.end() == 0, trainer.said()
 
 
 def test_offline(models: dict[str, Path], path: str, tmp_path: Path) -> None:
