@@ -6,9 +6,11 @@
 #include "core/digester.h"
 
 #include "base/alloc.h"
+#include "base/hash.h"
 #include "core/load_plan.h"
 
 #include <string.h>
+#include <sys/random.h>
 
 typedef struct unique {
     ferry__copy_op op;
@@ -27,6 +29,12 @@ struct ferry__digester {
     uint32_t **index; /* per list, per box of it: number of the unique */
     ferry__xxh3_state **states; /* as many as one parameter has uniques */
     size_t n_states;
+    /* Uniques of the parameter being added, + 1, by their hash; the workers'
+     * boxes are many where they choose, so nothing is searched in a row, and
+     * the salt keeps them from choosing what meets. */
+    uint32_t *places;
+    size_t n_places, places_capacity;
+    uint64_t salt;
     /* of the piece at hand */
     const char *bytes;
     int64_t piece_first;
@@ -72,22 +80,65 @@ static bool same_box(const ferry__copy_op *a, const ferry__copy_op *b)
     return same;
 }
 
+/* Room for twice as many uniques as the parameter can have, all of it free. */
+static ferry_status clear_places(ferry__digester *d, size_t param)
+{
+    size_t boxes = 0, n = 8;
+
+    for (size_t p = 0; p < d->n_lists; p++)
+        boxes += d->lists[p]->first[param + 1] - d->lists[p]->first[param];
+    if (boxes > UINT32_MAX / 4)
+        return ferry_fail(FERRY_EOVERFLOW, "parameter %s: %zu boxes",
+                          d->params[param].name, boxes);
+    while (n < 2 * boxes)
+        n *= 2;
+    if (n > d->places_capacity) {
+        ferry__free(d->places);
+        d->places = ferry__alloc_array(n, sizeof(*d->places));
+        d->places_capacity = d->places ? n : 0;
+        if (!d->places)
+            return FERRY_ENOMEM;
+    }
+    memset(d->places, 0, n * sizeof(*d->places));
+    d->n_places = n;
+    return FERRY_OK;
+}
+
+/* Where the box is, or would be. */
+static uint32_t *place_of(const ferry__digester *d, const ferry__copy_op *op)
+{
+    struct {
+        uint64_t salt;
+        ferry__copy_op op;
+    } key;
+    size_t at;
+
+    memset(&key, 0, sizeof(key));
+    key.salt = d->salt;
+    memcpy(&key.op, op, sizeof(key.op));
+    at = (size_t)ferry__xxh3(&key, sizeof(key));
+    while (d->places[at &= d->n_places - 1] != 0 &&
+           !same_box(&d->uniques[d->places[at] - 1].op, op))
+        at++;
+    return &d->places[at];
+}
+
 /* Number of the box among the uniques of the parameter being added. */
-static ferry_status add_box(ferry__digester *d, size_t from,
-                            const ferry_box *box, const ferry_param_meta *meta,
-                            uint32_t *out)
+static ferry_status add_box(ferry__digester *d, const ferry_box *box,
+                            const ferry_param_meta *meta, uint32_t *out)
 {
     ferry__copy_op op = op_of(box, meta->dtype);
-    size_t i = from;
+    uint32_t *place = place_of(d, &op);
 
-    while (i < d->n_uniques && !same_box(&d->uniques[i].op, &op))
-        i++;
-    if (i == d->n_uniques) {
+    if (*place == 0) {
+        if (d->n_uniques >= UINT32_MAX - 1)
+            return ferry_fail(FERRY_EOVERFLOW, "%zu boxes", d->n_uniques);
         FERRY_TRY(ferry__grow(&d->uniques, &d->capacity, d->n_uniques,
                               sizeof(*d->uniques)));
         d->uniques[d->n_uniques++] = (unique){op, is_whole(&op, meta), 0};
+        *place = (uint32_t)d->n_uniques;
     }
-    *out = (uint32_t)i;
+    *out = *place - 1;
     return FERRY_OK;
 }
 
@@ -96,11 +147,12 @@ static ferry_status add_param(ferry__digester *d, size_t param)
     size_t from = d->n_uniques;
 
     d->first[param] = from;
+    FERRY_TRY(clear_places(d, param));
     for (size_t p = 0; p < d->n_lists; p++) {
         const ferry__box_lists *list = d->lists[p];
 
         for (size_t b = list->first[param]; b < list->first[param + 1]; b++)
-            FERRY_TRY(add_box(d, from, &list->boxes[b], &d->params[param],
+            FERRY_TRY(add_box(d, &list->boxes[b], &d->params[param],
                               &d->index[p][b]));
     }
     d->first[param + 1] = d->n_uniques;
@@ -150,7 +202,11 @@ ferry_status ferry__digester_create(const ferry_param_meta *params,
     d->count = count;
     d->lists = lists;
     d->n_lists = n_lists;
+    if (getrandom(&d->salt, sizeof(d->salt), 0) != sizeof(d->salt))
+        d->salt = (uintptr_t)d;
     status = fill(d);
+    ferry__free(d->places);
+    d->places = NULL;
     if (status < 0)
         ferry__digester_destroy(&d);
     else
