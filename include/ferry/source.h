@@ -35,6 +35,10 @@ typedef struct ferry_item {
 /* Tensors stay valid and unchanged from next until end, not only until the
  * next call of next. Lets a backend publish a whole pass at once. */
 #define FERRY_SOURCE_STABLE 0x1u
+/* next is a collective of the trainer's ranks. A pass that fails is then
+ * driven to its end all the same, before the error is given, so that no other
+ * rank is left waiting in it (B4). */
+#define FERRY_SOURCE_COLLECTIVE 0x2u
 
 /* What a source implements. `size` is sizeof(ferry_source_ops) as the
  * implementer compiled it. One thread calls at a time. */

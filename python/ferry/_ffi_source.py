@@ -43,6 +43,14 @@ def fill_tensor(name: str, value: Any, out: Any) -> object:
     return owner
 
 
+def _has_mates() -> bool:
+    """Whether other trainer ranks may be in the same pass as this one."""
+    distributed = sys.modules.get("torch.distributed")
+    return (distributed is not None and distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1)
+
+
 class Param(Protocol):
     """What a source declares of one parameter."""
 
@@ -84,7 +92,8 @@ class Source:
         self._kind = ffi.new("char[]", b"python")
         ops.size = ffi.sizeof("ferry_source_ops")
         ops.kind = self._kind
-        ops.flags = lib.FERRY_SOURCE_STABLE if inner.stable else 0
+        ops.flags = (lib.FERRY_SOURCE_STABLE if inner.stable
+                     else lib.FERRY_SOURCE_COLLECTIVE if _has_mates() else 0)
         ops.metadata = lib.ferry_py_source_metadata
         ops.begin = lib.ferry_py_source_begin
         ops.next = ffi.addressof(lib, "ferry_py_batch_next")

@@ -23,8 +23,8 @@ typedef struct ferry__cuts {
     uint64_t digest;     /* XXH3-64 over the cut sequence */
 } ferry__cuts;
 
-/* limit_bytes > 0; not used by `each`. Logs one warning naming the first tensor that alone
- * exceeds the limit. */
+/* limit_bytes > 0; not used by `each`. Logs one warning naming the first
+ * tensor that alone exceeds the limit. */
 ferry_status ferry__cuts_make(ferry__cut_rule rule,
                               const ferry_param_meta *params, size_t count,
                               uint64_t limit_bytes, ferry__cuts *out);

@@ -5,7 +5,9 @@
 
 #include "base/clock.h"
 #include "core/manifest.h"
+#include "core/round.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* An event is awaited in slices, so that a deadline or a failure of the other
@@ -47,6 +49,7 @@ ferry_status ferry__pass_begin(ferry__pass *p)
     FERRY_TRY(p->source->ops->begin(p->source->self));
     p->open = true;
     p->done = false;
+    p->over = false;
     p->index = 0;
     return FERRY_OK;
 }
@@ -96,6 +99,30 @@ static ferry_status check_item(const ferry__pass *p, const ferry_item *item)
     return FERRY_OK;
 }
 
+static ferry_status take(ferry__pass *p, ferry_item *out)
+{
+    ferry_status st = p->source->ops->next(p->source->self, out);
+
+    p->over = st != FERRY_OK;
+    return st;
+}
+
+/* The other ranks are in the same pass and would wait for this one (B4). What
+ * failed keeps its line. */
+static void run_out(ferry__pass *p)
+{
+    char line[FERRY__LINE_MAX];
+    ferry_item item;
+
+    if (p->over || !(p->source->ops->flags & FERRY_SOURCE_COLLECTIVE))
+        return;
+    snprintf(line, sizeof(line), "%s", ferry_last_error());
+    do {
+        memset(&item, 0, sizeof(item));
+    } while (take(p, &item) == FERRY_OK);
+    ferry_fail(FERRY_ECANCELED, "%s", line);
+}
+
 ferry_status ferry__pass_next(ferry__pass *p, ferry_item *out_item)
 {
     int64_t from_ns = ferry__now_ns();
@@ -107,7 +134,14 @@ ferry_status ferry__pass_next(ferry__pass *p, ferry_item *out_item)
     if (p->done)
         return FERRY_DONE;
     memset(&item, 0, sizeof(item));
-    st = p->source->ops->next(p->source->self, &item);
+    /* A source may be slow while nothing else waits: the other plane's
+     * failure, a cancel and the bounds are seen here too. */
+    if (p->check != NULL && p->need_data)
+        st = p->check(p->arg, "gathering");
+    else
+        st = FERRY_OK;
+    if (st == FERRY_OK)
+        st = take(p, &item);
     if (st == FERRY_OK)
         st = check_item(p, &item);
     else if (st == FERRY_DONE)
@@ -133,6 +167,7 @@ void ferry__pass_end(ferry__pass *p)
 {
     if (!p->open)
         return;
+    run_out(p);
     p->open = false;
     p->source->ops->end(p->source->self);
 }

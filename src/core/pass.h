@@ -22,6 +22,7 @@ typedef struct ferry__pass {
     size_t index; /* items that came */
     bool open;    /* the source's pass is begun */
     bool done;    /* all came, and the source said so */
+    bool over;    /* the source has nothing more to give in this pass */
     double gather_ms;
     ferry__spans *spans; /* takes the times of gathering; NULL: none */
 } ferry__pass;

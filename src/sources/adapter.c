@@ -312,7 +312,7 @@ ferry_status ferry__adapter_create(
     a->inner = *inner;
     a->ops.size = sizeof(a->ops);
     a->ops.kind = kind;
-    a->ops.flags = inner->ops->flags & FERRY_SOURCE_STABLE;
+    a->ops.flags = inner->ops->flags;
     a->ops.metadata = adapter_metadata;
     a->ops.begin = adapter_begin;
     a->ops.next = next;

@@ -44,7 +44,8 @@ static ferry_status cast_plan(ferry__adapter *a)
         FERRY_TRY(ferry__manifest_add(&a->shown, &meta));
     }
     /* A converted tensor lives in the buffer, until the next one. */
-    a->ops.flags = any ? 0 : a->inner.ops->flags & FERRY_SOURCE_STABLE;
+    if (any)
+        a->ops.flags &= ~FERRY_SOURCE_STABLE;
     return FERRY_OK;
 }
 

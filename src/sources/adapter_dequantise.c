@@ -149,7 +149,8 @@ static ferry_status dequantise_plan(ferry__adapter *a)
         d->origin[a->shown.count] = i;
         FERRY_TRY(ferry__manifest_add(&a->shown, &meta));
     }
-    a->ops.flags = d->n_pairs ? 0 : a->inner.ops->flags & FERRY_SOURCE_STABLE;
+    if (d->n_pairs)
+        a->ops.flags &= ~FERRY_SOURCE_STABLE;
     return FERRY_OK;
 }
 

@@ -354,7 +354,8 @@ ferry_status ferry_source_fuse(ferry_source *inner, const char *name,
     f->base.reset = fuse_reset;
     f->base.destroy = fuse_destroy;
     f->base.ops.groups = NULL;
-    f->base.ops.flags = 0; /* fused tensors share memory one after another */
+    /* Fused tensors share memory one after another. */
+    f->base.ops.flags &= ~FERRY_SOURCE_STABLE;
     if (f->base.ops.holds)
         f->base.ops.holds = fuse_holds;
     f->dim = dim;
