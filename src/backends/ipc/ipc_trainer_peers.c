@@ -216,12 +216,35 @@ void ipc__peers_tell_failure(ipc__trainer *t, ferry_status status)
     ferry__fail_line(status, line);
 }
 
+ferry_status ipc__peers_check_call(ipc__trainer *t, bool *seen_ended)
+{
+    ferry_status status = t->host->update_poll(t->ctx);
+
+    if (status == FERRY_EBUSY)
+        return FERRY_OK;
+    if (status < 0 || *seen_ended)
+        t->in_update = false;
+    FERRY_TRY(status);
+    if (!*seen_ended) {
+        *seen_ended = true; /* what the workers said before it is read yet */
+        return FERRY_OK;
+    }
+    return ferry_fail(FERRY_EPEER,
+                      "the server answered update %llu, but not all workers "
+                      "have taken part in it; a client must report what fails",
+                      (unsigned long long)t->update);
+}
+
 ferry_status ipc__peers_await_boxes(ipc__trainer *t, const ipc__chunk *chunk)
 {
+    bool ended = false;
+
     for (size_t i = 0; i < t->n_peers; i++) {
-        while (!t->peers[i].boxes)
+        while (!t->peers[i].boxes) {
+            FERRY_TRY(ipc__peers_check_call(t, &ended));
             FERRY_TRY(ipc__peers_look(t, "waiting for the workers' boxes",
                                       IPC__SLICE_MS));
+        }
         FERRY_TRY(ferry__box_lists_check(&t->peers[i].boxes->lists,
                                          chunk->params, chunk->count));
     }

@@ -31,15 +31,18 @@ static ferry_status open_slot(writer *w)
 {
     ipc__trainer *t = w->t;
     uint32_t want = t->ring_next + 1 - t->n_slots;
+    bool ended = false;
 
     for (size_t i = 0; i < t->n_peers; i++) {
         ferry__gate *consumed = &t->ring->readers[i].consumed;
 
-        while (!ferry__gate_await(consumed, want, IPC__SLICE_MS))
+        while (!ferry__gate_await(consumed, want, IPC__SLICE_MS)) {
+            FERRY_TRY(ipc__peers_check_call(t, &ended));
             FERRY_TRY(ipc__peers_look(t,
                                       "waiting for the workers to read "
                                       "the ring",
                                       0));
+        }
     }
     w->head = ferry__ipc_ring_slot(t->ring, t->n_slots, t->ring_next);
     w->data = ferry__ipc_ring_data(t->ring, t->n_slots, FERRY__IPC_SLOT_BYTES,

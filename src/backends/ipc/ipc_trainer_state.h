@@ -104,6 +104,9 @@ ferry__waiter ipc__waiter(ipc__trainer *t, const char *what);
 /* Sends the built frame to one peer (frees s). */
 ferry_status ipc__peer_send(ipc__trainer *t, ipc__peer *peer, ferry__str *s,
                             int fd, const char *what);
+/* While workers still have something to do the call must run. FERRY_EPEER when
+ * it had ended already at the look before: its client swallowed a failure. */
+ferry_status ipc__peers_check_call(ipc__trainer *t, bool *seen_ended);
 /* Looks at all sockets for up to timeout_ms: takes what came, names a peer
  * that is gone or has failed, reports progress, asks the host. */
 ferry_status ipc__peers_look(ipc__trainer *t, const char *what,
