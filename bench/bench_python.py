@@ -243,6 +243,8 @@ def names(report: Report, turns: int) -> None:
 
 def native(report: Report, work: Path, rounds: int) -> None:
     """Whole updates of another process, beside what torch users have."""
+    # One thread a process: two cores have room for two that spin.
+    torch.set_num_threads(1)
     own, shared = SmolLM2(), share_module(SmolLM2())
     with serve(work, "own") as one, serve(work, "shared") as two, \
             FileWorker(own) as file, SharedWorker(own) as copied:
