@@ -551,7 +551,7 @@ static void *thread_rank(void *arg)
     t->rc = 1;
     if (maker->open(t->group, t->rank, &c) == FERRY_OK)
         t->rc = mixed_body(c);
-    if (t->rc == 0)
+    if (t->rc == 0 && !maker->no_pull)
         t->rc = pull_body(c);
     ferry__comm_close(&c);
     return NULL;
