@@ -259,11 +259,14 @@ void ferry__pool_announce(tcp__pool *p, size_t size_bytes)
 
     p->made[at] = e;
     p->head->entries[at] = e;
+    p->announced = true;
 }
 
 void ferry__pool_commit(tcp__pool *p, size_t size_bytes)
 {
-    ferry__pool_announce(p, size_bytes);
+    if (!p->announced)
+        ferry__pool_announce(p, size_bytes);
+    p->announced = false;
     p->held = false;
     p->committed++;
     ferry__gate_raise(&p->head->committed, p->committed);

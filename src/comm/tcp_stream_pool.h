@@ -54,6 +54,7 @@ typedef struct tcp__pool {
     uint32_t committed, freed; /* pieces */
     uint32_t slot;             /* at hand, if `held` */
     bool held;
+    bool announced; /* the size of what is at hand may be read by others */
 } tcp__pool;
 
 /* Where a reader stands. */
