@@ -121,6 +121,20 @@ class Usage:
             if line.startswith("VmRSS"))
 
 
+def settled(pids: list[int]) -> list[Usage]:
+    """Usage once what watched the last trainer has gone: the same twice."""
+    until = time.monotonic() + 10
+    last = [Usage(pid) for pid in pids]
+    while time.monotonic() < until:
+        time.sleep(0.2)
+        now = [Usage(pid) for pid in pids]
+        if [(x.fds, x.threads) for x in now] == [
+                (x.fds, x.threads) for x in last]:
+            return now
+        last = now
+    return last
+
+
 def test_o59_rounds_leave_nothing_behind(tmp_path: Path) -> None:
     """The same trainer many times, and many trainers once each."""
     a = make(tmp_path / "a", 1, "medium")
@@ -131,12 +145,12 @@ def test_o59_rounds_leave_nothing_behind(tmp_path: Path) -> None:
         for kind in [("--rounds", "20"), ("--rounds", "20", "--packed")]:
             push(a, server.url, extra=kind)
             push(a, server.url)
-            before = [Usage(pid) for pid in pids]
+            before = settled(pids)
             for _ in range(3):
                 push(a, server.url, extra=kind)
             for _ in range(8):
                 push(a, server.url)
-            after = [Usage(pid) for pid in pids]
+            after = settled(pids)
             for x, y in zip(before, after):
                 assert (y.fds, y.threads) == (x.fds, x.threads)
                 # Sanitizers map memory of their own and keep what is freed.
