@@ -77,7 +77,16 @@ python_parts() {
     part_check "python types" python_types || true
     part_check "python style" python_style || true
     part_check "python build" python_build || return 1
+    part_check "torch's store" python_store || true
     part_pytest "python tests" tests/python
+}
+
+# torch's own TCPStore against ours, either way round.
+python_store() {
+    TORCH_CPP_LOG_LEVEL=ERROR FERRY_BUILD_DIR="$FERRY_ROOT/build" \
+        timeout 180 \
+        "$FERRY_TORCH_VENV/bin/python" \
+        "$FERRY_ROOT/tests/interop/test_tcp_store_torch.py"
 }
 
 # part_pytest NAME PATH...: runs pytest in the environment with torch.
