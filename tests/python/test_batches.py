@@ -15,7 +15,13 @@ from ferry import _ffi_source
 from ferry._ffi import Failures, ffi, lib, text
 from ferry._ffi_source import Source
 from ferry.errors import MismatchError
-from ferry.source import BATCH_ITEMS, ParamMeta, WeightSource, adapt
+from ferry.source import (
+    BATCH_ITEMS,
+    ModuleSource,
+    ParamMeta,
+    WeightSource,
+    adapt,
+)
 from ferry.tensor import view
 
 PLAIN = {
@@ -179,6 +185,36 @@ def test_a_group_of_unequal_lists_is_an_error() -> None:
 
     with pytest.raises(MismatchError, match="2 names with 1 tensors"):
         list(Driven(Short(1, 2)))
+
+
+def test_a_module_s_parameters_are_listed_as_torch_lists_them() -> None:
+    class Override(torch.nn.Linear):
+        def named_parameters(self, *args: Any, **more: Any) -> Any:
+            yield "other", self.weight
+
+    shared, tied = torch.nn.Linear(2, 2), torch.nn.Embedding(3, 2)
+    head = torch.nn.Linear(2, 3, bias=False)
+    head.weight = tied.weight
+    plain = torch.nn.ModuleDict({
+        "tied": tied, "one": shared, "two": shared, "head": head,
+        "deep": torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.ReLU(),
+                                    torch.nn.Linear(2, 1)),
+        "norm": torch.nn.BatchNorm1d(2)})
+    plain.register_parameter("last", None)
+    plain.register_module("nothing", None)
+    for module in (plain, Override(2, 2),
+                   torch.nn.Sequential(Override(2, 2), plain)):
+        want = list(module.named_parameters())
+        got = list(ModuleSource(module))
+        assert [n for n, _ in got] == [n for n, _ in want]
+        assert all(a is b for (_, a), (_, b) in zip(got, want))
+    # Every pass is a fresh look.
+    source = ModuleSource(plain)
+    list(source)
+    shared.extra = torch.nn.Parameter(torch.ones(1))
+    plain["head"].weight = torch.nn.Parameter(torch.zeros(3, 2))
+    names = [n for n, _ in source]
+    assert "one.extra" in names and "head.weight" in names
 
 
 def test_next_without_a_pass_is_an_error() -> None:
