@@ -210,7 +210,12 @@ def test_logs_are_json_lines_where_asked_for(
     failed = [r for r in records if "weight update failed" in r["message"]]
     # Each of the ranks says it, and the API process.
     assert sorted(r["level"] for r in failed) == ["error", "warn", "warn"]
-    assert all("init_weight_transfer_engine" in r["message"] for r in failed)
+    # The first rank's failure ends the other's update, which may say that.
+    assert all("init_weight_transfer_engine" in r["message"]
+               or r["level"] == "warn" and "aborted" in r["message"]
+               for r in failed)
+    assert sum("init_weight_transfer_engine" in r["message"]
+               for r in failed) >= 2
 
 
 # ---- metrics ----
