@@ -21,13 +21,9 @@
 
 #include <cmocka.h>
 
-extern char **environ;
+#include "harness/expect.h"
 
-static void ok(ferry_status st)
-{
-    if (st != FERRY_OK)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
-}
+extern char **environ;
 
 static void open_ipc(fleet *f, int32_t tp_size)
 {

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "base/hash.h"
+#include "harness/expect.h"
 #include <ferry/ferry.h>
 
 #define KEPT_MAX 64
@@ -79,12 +80,6 @@ static void empty_shelf(shelf *s)
 {
     while (s->n_kept > 0)
         test_free(s->kept[--s->n_kept].bytes);
-}
-
-static void ok(ferry_status st)
-{
-    if (st != FERRY_OK)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
 }
 
 static void open_shelf(solo *r, shelf *s, ferry_commit commit)

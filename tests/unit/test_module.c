@@ -15,13 +15,7 @@
 
 #include <cmocka.h>
 
-static void refused(ferry_status st, ferry_status want, const char *words)
-{
-    if (st != want)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
-    if (strstr(ferry_last_error(), words) == NULL)
-        fail_msg("says: %s", ferry_last_error());
-}
+#include "harness/expect.h"
 
 static const char *test_module(const char *name)
 {

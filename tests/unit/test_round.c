@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "core/round.h"
+#include "harness/expect.h"
 
 #define START_TWICE                                                            \
     "start_weight_update called while a weight update is already active. "     \
@@ -27,19 +28,6 @@ static void open_rig(solo *r, const char *backend, ferry_commit commit)
     o.commit = commit;
     o.has_weights = 1;
     solo_open(r, &o, &t);
-}
-
-static void refused(ferry_status st, ferry_status want, const char *words)
-{
-    assert_int_equal(st, want);
-    if (strstr(ferry_last_error(), words) == NULL)
-        fail_msg("says: %s", ferry_last_error());
-}
-
-static void ok(ferry_status st)
-{
-    if (st != FERRY_OK)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
 }
 
 static const char *state_of(const solo *r)

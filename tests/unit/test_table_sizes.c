@@ -16,13 +16,9 @@
 
 #include <cmocka.h>
 
-#define END_OF(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
+#include "harness/expect.h"
 
-static void ok(ferry_status st)
-{
-    if (st != FERRY_OK)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
-}
+#define END_OF(type, field) (offsetof(type, field) + sizeof(((type *)0)->field))
 
 /* ---- structs that end at a wall ---- */
 

@@ -20,20 +20,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
-
-static void refused(ferry_status st, ferry_status want, const char *words)
-{
-    if (st != want)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
-    if (strstr(ferry_last_error(), words) == NULL)
-        fail_msg("says: %s", ferry_last_error());
-}
-
-static void ok(ferry_status st)
-{
-    if (st != FERRY_OK)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
-}
+#include "harness/expect.h"
 
 /* ---- a client that records ---- */
 

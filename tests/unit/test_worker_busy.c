@@ -15,11 +15,7 @@
 
 #include <cmocka.h>
 
-static void ok(ferry_status st)
-{
-    if (st != FERRY_OK)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
-}
+#include "harness/expect.h"
 
 /* Each call on a thread of its own: each waits a while for the one that runs,
  * which could be on its way out. */

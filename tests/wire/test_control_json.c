@@ -13,11 +13,7 @@
 
 #include <cmocka.h>
 
-static void ok(ferry_status st)
-{
-    if (st != FERRY_OK)
-        fail_msg("%s: %s", ferry_status_name(st), ferry_last_error());
-}
+#include "harness/expect.h"
 
 /* A client of four function pointers that writes down what passes. */
 typedef struct scribe {
