@@ -53,6 +53,20 @@ void solo_open(solo *r, const ferry_worker_options *options,
     (void)st;
 }
 
+void solo_open_kind(solo *r, const char *backend, toy_kind kind,
+                    ferry_commit commit)
+{
+    ferry_worker_options o = FERRY_WORKER_OPTIONS_INIT(backend);
+    toy_options t = {.kind = kind};
+    ferry_status st;
+
+    o.commit = commit;
+    solo_open(r, &o, &t);
+    st = ferry_worker_init_transfer_engine(r->worker, "{}");
+    assert(st == FERRY_OK);
+    (void)st;
+}
+
 void solo_close(solo *r)
 {
     ferry_worker_destroy(&r->worker);

@@ -17,6 +17,9 @@ typedef struct solo {
  * probe's arg becomes the checkpoint, its receive solo_load_all. */
 void solo_open(solo *r, const ferry_worker_options *options,
                const toy_options *toy_opts);
+/* The same over a toy of this kind, its engine initialised. */
+void solo_open_kind(solo *r, const char *backend, toy_kind kind,
+                    ferry_commit commit);
 void solo_close(solo *r);
 /* Hook: loads every declared parameter whole. */
 ferry_status solo_load_all(const ferry_worker_host *host,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The HTTP client against a real server that is told how to answer. */
-#include "harness/tiny_http.h"
+/* The HTTP client against a real server that is told how to answer: routes,
+ * addresses, tokens, the server's words (C1, C7, G1; O-09, O-15, O-16, O-62). */
+#include "harness/http_script.h"
 
 #include "base/alloc.h"
-#include "base/clock.h"
 #include "base/config.h"
 
 #include <ferry/ferry.h>
@@ -13,62 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-#include <pthread.h>
 #include <unistd.h>
 
-/* What the server answers to a route: the first rule that fits. */
-typedef struct rule {
-    const char *target; /* prefix */
-    tiny_reply reply;
-} rule;
-
-typedef struct script {
-    rule rules[8];
-} script;
-
-static tiny_reply follow(void *arg, const tiny_request *request)
-{
-    const script *s = arg;
-
-    for (size_t i = 0; i < 8 && s->rules[i].target; i++) {
-        if (strncmp(request->target, s->rules[i].target,
-                    strlen(s->rules[i].target)) == 0)
-            return s->rules[i].reply;
-    }
-    return (tiny_reply){0};
-}
-
-static ferry_client open_client(const char *url, int64_t timeout_ms)
-{
-    ferry_http_options o = FERRY_HTTP_OPTIONS_INIT;
-    ferry_client client = {0};
-
-    o.timeout_ms = timeout_ms;
-    assert_int_equal(ferry_client_http(url, &o, &client), FERRY_OK);
-    return client;
-}
-
-static void sent(tiny_http *s, int index, const char *method,
-                 const char *target, const char *body)
-{
-    const tiny_request *r = tiny_http_request(s, index);
-
-    assert_non_null(r);
-    assert_string_equal(r->method, method);
-    assert_string_equal(r->target, target);
-    assert_string_equal(r->body, body);
-    assert_string_equal(r->content_type, body[0] ? "application/json" : "");
-}
-
-static void line_has(const char *text)
-{
-    if (!strstr(ferry_last_error(), text)) {
-        print_error("'%s' is not in '%s'\n", text, ferry_last_error());
-        fail();
-    }
-}
+#include <cmocka.h>
 
 /* C1, C4: the bodies as vLLM reads them. */
 static void c1_calls_are_vllms_routes_with_its_json(void **state)
@@ -464,243 +411,6 @@ static void a_refused_connection_names_host_and_port(void **state)
     ferry_client_close(&c);
 }
 
-static void a_call_ends_at_its_timeout(void **state)
-{
-    script told = {{{"/update_weights", {.mode = TINY_HANG}}}};
-    tiny_http *s = tiny_http_start("127.0.0.1", follow, &told);
-    ferry_client c = open_client(tiny_http_url(s), 200);
-    int64_t before = ferry__now_ns();
-
-    (void)state;
-    assert_int_equal(c.ops->update_weights(c.self, "{}"), FERRY_ETIMEOUT);
-    line_has("update_weights: no answer within 200 ms");
-    assert_in_range((ferry__now_ns() - before) / 1000000, 190, 2000);
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    ferry_client_close(&c);
-    tiny_http_stop(s);
-}
-
-#define N_FILL 6
-
-static void connecting_ends_at_its_timeout(void **state)
-{
-    ferry_http_options o = FERRY_HTTP_OPTIONS_INIT;
-    int fds[N_FILL], port = tiny_http_unreachable(fds, N_FILL);
-    int64_t before = ferry__now_ns();
-    ferry_client c = {0};
-    char url[64];
-
-    (void)state;
-    o.connect_timeout_ms = 150;
-    snprintf(url, sizeof(url), "http://127.0.0.1:%d", port);
-    assert_int_equal(ferry_client_http(url, &o, &c), FERRY_OK);
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_ETIMEOUT);
-    line_has("no connection to 127.0.0.1:");
-    line_has("within 150 ms");
-    assert_in_range((ferry__now_ns() - before) / 1000000, 140, 2000);
-    ferry_client_close(&c);
-    for (int i = 0; i < N_FILL; i++)
-        close(fds[i]);
-}
-
-typedef struct waiting {
-    ferry_client *client;
-    ferry_status status;
-    char line[1024];
-} waiting;
-
-static void *update(void *arg)
-{
-    waiting *w = arg;
-
-    w->status = w->client->ops->update_weights(w->client->self, "{}");
-    snprintf(w->line, sizeof(w->line), "%s", ferry_last_error());
-    return NULL;
-}
-
-static void *abort_round(void *arg)
-{
-    ferry_client *c = arg;
-
-    return (void *)(intptr_t)c->ops->abort_weight_update(c->self);
-}
-
-/* Cancels until the call, which runs on another thread, is back. */
-static void cancel_update(ferry_client *c)
-{
-    waiting w = {c, FERRY_OK, ""};
-    int64_t before;
-    pthread_t t;
-
-    assert_int_equal(pthread_create(&t, NULL, update, &w), 0);
-    ferry__sleep_ms(100);
-    before = ferry__now_ns();
-    c->ops->cancel(c->self);
-    pthread_join(t, NULL);
-    assert_true(ferry__now_ns() - before < 1000000000);
-    assert_int_equal(w.status, FERRY_ECANCELED);
-    assert_non_null(strstr(w.line, "update_weights: canceled"));
-}
-
-static void a_call_in_flight_can_be_canceled(void **state)
-{
-    script told = {{{"/update_weights", {.mode = TINY_HANG}}}};
-    tiny_http *s = tiny_http_start("127.0.0.1", follow, &told);
-    ferry_client c = open_client(tiny_http_url(s), 30000);
-
-    (void)state;
-    c.ops->cancel(c.self); /* nothing runs: no effect on what follows */
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    cancel_update(&c);
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    ferry_client_close(&c);
-    tiny_http_stop(s);
-}
-
-static void connecting_can_be_canceled(void **state)
-{
-    int fds[N_FILL], port = tiny_http_unreachable(fds, N_FILL);
-    ferry_client c;
-    char url[64];
-
-    (void)state;
-    snprintf(url, sizeof(url), "http://127.0.0.1:%d", port);
-    c = open_client(url, 30000);
-    cancel_update(&c);
-    ferry_client_close(&c);
-    for (int i = 0; i < N_FILL; i++)
-        close(fds[i]);
-}
-
-static void abort_and_status_need_not_wait_for_an_update(void **state)
-{
-    script told = {{{"/update_weights", {.mode = TINY_HANG}}}};
-    tiny_http *s = tiny_http_start("127.0.0.1", follow, &told);
-    ferry_client c = open_client(tiny_http_url(s), 30000);
-    waiting w = {&c, FERRY_OK, ""};
-    char buffer[16];
-    pthread_t t;
-
-    (void)state;
-    assert_int_equal(pthread_create(&t, NULL, update, &w), 0);
-    for (int i = 0; i < 200 && tiny_http_count(s) == 0; i++)
-        ferry__sleep_ms(10);
-    assert_int_equal(c.ops->status(c.self, buffer, sizeof(buffer)), FERRY_OK);
-    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_OK);
-    c.ops->cancel(c.self);
-    pthread_join(t, NULL);
-    assert_int_equal(w.status, FERRY_ECANCELED);
-    ferry_client_close(&c);
-    tiny_http_stop(s);
-}
-
-/* ---- rounds that somebody left open at a vLLM server (D5) ---- */
-
-#define VLLM_OPEN                                                              \
-    "{\"error\":{\"message\":\"Worker failed with error 'start_weight_update " \
-    "called while a weight update is already active. Call "                    \
-    "finish_weight_update first.'\"}}"
-
-static const char ends_round[] = "{\"update_info\":{\"ferry_ends_round\":1}}";
-
-/* A server that has a round open until an update fails. */
-typedef struct vllm {
-    bool open;
-    int abort_code;
-} vllm;
-
-static tiny_reply as_vllm(void *arg, const tiny_request *request)
-{
-    vllm *v = arg;
-
-    if (strncmp(request->target, "/ferry/", 7) == 0)
-        return (tiny_reply){.code = v->abort_code};
-    if (strcmp(request->target, "/start_weight_update") == 0 && v->open)
-        return (tiny_reply){.code = 500, .body = VLLM_OPEN};
-    if (strcmp(request->target, "/update_weights") == 0) {
-        v->open = false;
-        return (tiny_reply){.code = 500, .body = "{\"error\":\"refused\"}"};
-    }
-    return (tiny_reply){0};
-}
-
-static void d5_an_abort_ends_the_round_of_a_vllm_server(void **state)
-{
-    vllm v = {.abort_code = 404};
-    tiny_http *s = tiny_http_start("127.0.0.1", as_vllm, &v);
-    ferry_client c = open_client(tiny_http_url(s), 5000);
-
-    (void)state;
-    /* There is none: nothing but the question. */
-    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EROUTE);
-    assert_int_equal(tiny_http_count(s), 1);
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_OK);
-    sent(s, 2, "POST", "/ferry/abort_weight_update", "");
-    sent(s, 3, "POST", "/update_weights", ends_round);
-    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EROUTE);
-    /* One whose call failed is dropped already. */
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->update_weights(c.self, "{}"), FERRY_EPEER);
-    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EROUTE);
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->finish_weight_update(c.self, NULL), FERRY_OK);
-    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EROUTE);
-    assert_int_equal(tiny_http_count(s), 11);
-    /* A failing abort of a server that has one stays what it is. */
-    v.abort_code = 500;
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->abort_weight_update(c.self), FERRY_EPEER);
-    assert_int_equal(tiny_http_count(s), 13);
-    ferry_client_close(&c);
-    tiny_http_stop(s);
-}
-
-static void d5_who_opened_the_channel_drops_an_older_round(void **state)
-{
-    vllm v = {.open = true, .abort_code = 404};
-    tiny_http *s = tiny_http_start("127.0.0.1", as_vllm, &v);
-    ferry_client c = open_client(tiny_http_url(s), 5000);
-
-    (void)state;
-    /* Whose channel it is, is not known yet: nothing is dropped. */
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_EPEER);
-    line_has("already active");
-    assert_true(v.open);
-    assert_int_equal(c.ops->init_weight_transfer_engine(c.self, "{}"),
-                     FERRY_OK);
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    sent(s, 2, "POST", "/start_weight_update", "");
-    sent(s, 3, "POST", "/update_weights", ends_round);
-    sent(s, 4, "POST", "/start_weight_update", "");
-    assert_int_equal(tiny_http_count(s), 5);
-    ferry_client_close(&c);
-    tiny_http_stop(s);
-}
-
-/* A trainer that gives up leaves its call behind; closing the client must
- * not pull the memory from under it. */
-static void closing_ends_a_call_that_was_left_behind(void **state)
-{
-    script told = {{{"/ferry/abort", {.mode = TINY_HANG}}}};
-    tiny_http *s = tiny_http_start("127.0.0.1", follow, &told);
-    ferry_client c = open_client(tiny_http_url(s), 30000), copy = c;
-    int64_t before;
-    pthread_t t;
-    void *result;
-
-    (void)state;
-    assert_int_equal(pthread_create(&t, NULL, abort_round, &copy), 0);
-    for (int i = 0; i < 200 && tiny_http_count(s) == 0; i++)
-        ferry__sleep_ms(10);
-    before = ferry__now_ns();
-    ferry_client_close(&c);
-    pthread_join(t, &result);
-    assert_int_equal((intptr_t)result, FERRY_ECANCELED);
-    assert_true(ferry__now_ns() - before < 1000000000);
-    tiny_http_stop(s);
-}
-
 /* On a connection that was used before, curl would repeat the request. */
 static void a_torn_answer_is_an_error_and_no_second_request(void **state)
 {
@@ -733,64 +443,6 @@ static void answers_without_end_are_cut(void **state)
     (void)state;
     assert_int_equal(c.ops->resume(c.self), FERRY_EPEER);
     line_has("answer longer than 67108864 bytes");
-    ferry_client_close(&c);
-    tiny_http_stop(s);
-}
-
-static char logged[1024];
-
-static void see_log(ferry_log_level level, const char *line, void *arg)
-{
-    (void)level, (void)arg;
-    snprintf(logged, sizeof(logged), "%s", line);
-}
-
-static void o05_pauses_before_start_and_resumes_after_finish(void **state)
-{
-    script told = {{{NULL, {0}}}};
-    tiny_http *s = tiny_http_start("127.0.0.1", follow, &told);
-    ferry_http_options o = FERRY_HTTP_OPTIONS_INIT;
-    ferry_client c = {0};
-
-    (void)state;
-    o.pause = 1;
-    ferry_log_set(see_log, NULL);
-    assert_int_equal(ferry_client_http(tiny_http_url(s), &o, &c), FERRY_OK);
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->finish_weight_update(c.self, "v1"), FERRY_OK);
-    sent(s, 0, "POST", "/pause?mode=keep&clear_cache=true", "");
-    sent(s, 1, "POST", "/start_weight_update", "");
-    sent(s, 2, "POST", "/finish_weight_update", "{\"weight_version\":\"v1\"}");
-    sent(s, 3, "POST", "/resume", "");
-    assert_int_equal(tiny_http_count(s), 4);
-    assert_string_equal(logged, "");
-    /* A failed update leaves the server paused, with the reason said. */
-    told.rules[0] = (rule){"/update_weights", {.code = 500, .body = "oh"}};
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->update_weights(c.self, "{}"), FERRY_EPEER);
-    assert_int_equal(tiny_http_count(s), 7);
-    assert_non_null(strstr(logged, "generation stays paused"));
-    assert_non_null(strstr(logged, "server answered 500: oh"));
-    /* The next round that works resumes it. */
-    told.rules[0].target = NULL;
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->update_weights(c.self, "{}"), FERRY_OK);
-    assert_int_equal(c.ops->prepare_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->commit_weight_update(c.self, NULL), FERRY_OK);
-    sent(s, 12, "POST", "/resume", "");
-    /* A resume that fails after a finish that worked is told. */
-    told.rules[0] = (rule){"/resume", {.code = 500, .body = "stuck"}};
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_OK);
-    assert_int_equal(c.ops->finish_weight_update(c.self, NULL), FERRY_EPEER);
-    line_has("weights are updated, but: ");
-    line_has("resume: server answered 500: stuck");
-    /* A pause that fails starts nothing. */
-    told.rules[0] = (rule){"/pause", {.code = 500, .body = "no"}};
-    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_EPEER);
-    line_has(": pause: server answered 500: no");
-    sent(s, tiny_http_count(s) - 1, "POST", "/pause?mode=keep&clear_cache=true",
-         "");
-    ferry_log_set(NULL, NULL);
     ferry_client_close(&c);
     tiny_http_stop(s);
 }
@@ -842,18 +494,10 @@ int main(void)
         cmocka_unit_test(a_page_for_everything_is_no_ferry),
         cmocka_unit_test(o09_the_servers_own_words_come_back),
         cmocka_unit_test(a_refused_connection_names_host_and_port),
-        cmocka_unit_test(a_call_ends_at_its_timeout),
-        cmocka_unit_test(connecting_ends_at_its_timeout),
-        cmocka_unit_test(a_call_in_flight_can_be_canceled),
-        cmocka_unit_test(connecting_can_be_canceled),
-        cmocka_unit_test(abort_and_status_need_not_wait_for_an_update),
-        cmocka_unit_test(d5_an_abort_ends_the_round_of_a_vllm_server),
-        cmocka_unit_test(d5_who_opened_the_channel_drops_an_older_round),
-        cmocka_unit_test(closing_ends_a_call_that_was_left_behind),
         cmocka_unit_test(a_torn_answer_is_an_error_and_no_second_request),
         cmocka_unit_test(answers_without_end_are_cut),
-        cmocka_unit_test(o05_pauses_before_start_and_resumes_after_finish),
         cmocka_unit_test(every_failing_allocation_is_survived),
     };
+
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
