@@ -7,45 +7,11 @@
 # plain stream does, and the root sends the bytes once. A link-local IPv6
 # address with its scope id is reached too (O-15).
 set -u
+source "$(dirname "${BASH_SOURCE[0]}")/netns_hosts.sh"
 driver=$FERRY_BUILD_DIR/tests/comm_driver_main
 mib=${FERRY_NETNS_MIB:-48}
-tag=fc$$
-hosts="0 1 2 3 4"
-pids=""
-
-skip() {
-    echo "skipped: $1"
-    exit 77
-}
-[ "$(id -u)" = 0 ] || skip "namespaces need root"
-command -v ip >/dev/null && command -v tc >/dev/null || skip "no iproute2"
-ip netns add "${tag}p" 2>/dev/null || skip "namespaces are not permitted"
-
-tear_down() {
-    for p in $pids; do kill "$p" 2>/dev/null; done
-    for h in $hosts; do ip netns del "$tag$h" 2>/dev/null; done
-    ip netns del "${tag}p" 2>/dev/null
-}
-trap tear_down EXIT
-
-# The bridge has a namespace of its own, so that the machine's own network
-# rules do not reach it.
-p="ip netns exec ${tag}p"
-$p ip link add name sw0 type bridge || skip "no bridges here"
-$p ip link set sw0 up
-for h in $hosts; do
-    ip netns add "$tag$h"
-    ip link add "v$h" netns "$tag$h" type veth peer name "b$h" \
-        netns "${tag}p" || skip "no veth here"
-    $p ip link set "b$h" master sw0 up
-    ip netns exec "$tag$h" sh -c "
-        ip link set lo up; ip addr add 10.77.0.1$h/24 dev v$h
-        ip addr add fe80::77:$h/64 dev v$h nodad; ip link set v$h up"
-    ip netns exec "$tag$h" tc qdisc add dev "v$h" root tbf rate 1gbit \
-        burst 128kb latency 20ms || skip "no tbf here"
-    $p tc qdisc add dev "b$h" root tbf rate 1gbit burst 128kb latency 20ms
-done
-sleep 1
+root=$(netns_address 0)
+netns_open 4 1000
 
 fail() {
     echo "failed: $1"
@@ -56,12 +22,11 @@ fail() {
 group() {
     local n=$1 h mine=""
     for h in $(seq 1 "$n"); do
-        ip netns exec "$tag$h" "$driver" "$h" $((n + 1)) 10.77.0.10 7700 \
-            "10.77.0.1$h" "$mib" 3 >&2 &
+        netns_in "$h" "$driver" "$h" $((n + 1)) "$root" 7700 \
+            "$(netns_address "$h")" "$mib" 3 >&2 &
         mine="$mine $!"
     done
-    ip netns exec "${tag}0" "$driver" 0 $((n + 1)) 10.77.0.10 7700 \
-        10.77.0.10 "$mib" 3
+    netns_in 0 "$driver" 0 $((n + 1)) "$root" 7700 "$root" "$mib" 3
     for h in $mine; do wait "$h" || fail "a rank of $n hosts"; done
 }
 
@@ -71,9 +36,8 @@ remote() { echo "$1" | awk '{ print $4 }'; }
 # The best of three, as the driver tells of a broadcast.
 raw=""
 for port in 7701 7702 7703; do
-    ip netns exec "${tag}1" "$driver" raw-recv 10.77.0.11 "$port" "$mib" &
-    pids="$pids $!"
-    try=$(ip netns exec "${tag}0" "$driver" raw-send 10.77.0.11 "$port" \
+    netns_in 1 "$driver" raw-recv "$(netns_address 1)" "$port" "$mib" &
+    try=$(netns_in 0 "$driver" raw-send "$(netns_address 1)" "$port" \
         "$mib") || fail "plain stream"
     raw=$(printf '%s\n%s\n' "$raw" "$try" | grep . | sort | head -n 1)
 done
@@ -84,9 +48,9 @@ printf 'plain stream  %s\n1 host        %s\n2 hosts       %s\n' \
     "$raw" "$one" "$two"
 printf '4 hosts       %s\n' "$four"
 
-ip netns exec "${tag}1" "$driver" raw-recv fe80::77:1%v1 7704 1 &
-pids="$pids $!"
-ip netns exec "${tag}0" "$driver" raw-send "[fe80::77:1%v0]" 7704 1 ||
+netns_in 1 ip addr add fe80::77:1/64 dev up0 nodad
+netns_in 1 "$driver" raw-recv fe80::77:1%up0 7704 1 &
+netns_in 0 "$driver" raw-send "[fe80::77:1%up0]" 7704 1 ||
     fail "a link-local address"
 
 bytes=$((mib << 20))

@@ -8,41 +8,12 @@
 # 1.3 x. The trainer sends the bytes once. The figure of links that are not
 # held is only told.
 set -u
+source "$(dirname "${BASH_SOURCE[0]}")/netns_hosts.sh"
 driver=$FERRY_BUILD_DIR/tests/stream_driver_main
 plain=$FERRY_BUILD_DIR/tests/comm_driver_main
 mib=${FERRY_NETNS_MIB:-48}
-tag=fs$$
-hosts="0 1 2 3 4"
-pids=""
-
-skip() {
-    echo "skipped: $1"
-    exit 77
-}
-[ "$(id -u)" = 0 ] || skip "namespaces need root"
-command -v ip >/dev/null && command -v tc >/dev/null || skip "no iproute2"
-ip netns add "${tag}p" 2>/dev/null || skip "namespaces are not permitted"
-
-tear_down() {
-    for p in $pids; do kill "$p" 2>/dev/null; done
-    for h in $hosts; do ip netns del "$tag$h" 2>/dev/null; done
-    ip netns del "${tag}p" 2>/dev/null
-}
-trap tear_down EXIT
-
-p="ip netns exec ${tag}p"
-$p ip link add name sw0 type bridge || skip "no bridges here"
-$p ip link set sw0 up
-for h in $hosts; do
-    ip netns add "$tag$h"
-    ip link add "v$h" netns "$tag$h" type veth peer name "b$h" \
-        netns "${tag}p" || skip "no veth here"
-    $p ip link set "b$h" master sw0 up
-    ip netns exec "$tag$h" sh -c "
-        ip link set lo up; ip addr add 10.78.0.1$h/24 dev v$h
-        ip link set v$h up"
-done
-sleep 1
+root=$(netns_address 0)
+netns_open 4
 
 fail() {
     echo "failed: $1"
@@ -57,14 +28,14 @@ stream() {
     world=$((n * each + 1))
     for h in $(seq 1 "$n"); do
         for k in $(seq 1 "$each"); do
-            ip netns exec "$tag$h" "$driver" "$rank" "$world" 10.78.0.10 \
-                "$port" "10.78.0.1$h" "$size" "$times" >&2 &
+            netns_in "$h" "$driver" "$rank" "$world" "$root" "$port" \
+                "$(netns_address "$h")" "$size" "$times" >&2 &
             mine="$mine $!"
             rank=$((rank + 1))
         done
     done
-    ip netns exec "${tag}0" "$driver" 0 "$world" 10.78.0.10 "$port" \
-        10.78.0.10 "$size" "$times" || return 1
+    netns_in 0 "$driver" 0 "$world" "$root" "$port" "$root" "$size" \
+        "$times" || return 1
     for h in $mine; do wait "$h" || return 1; done
 }
 
@@ -72,10 +43,9 @@ stream() {
 raw() {
     local best="" try at
     for at in 1 2 3; do
-        ip netns exec "${tag}1" "$plain" raw-recv 10.78.0.11 $((port + at)) \
+        netns_in 1 "$plain" raw-recv "$(netns_address 1)" $((port + at)) \
             "$1" >&2 &
-        pids="$pids $!"
-        try=$(ip netns exec "${tag}0" "$plain" raw-send 10.78.0.11 \
+        try=$(netns_in 0 "$plain" raw-send "$(netns_address 1)" \
             $((port + at)) "$1") || return 1
         best=$(printf '%s\n%s\n' "$best" "$try" | grep . | sort | head -n 1)
     done
@@ -90,10 +60,8 @@ free_one=$(stream 1 1 256 5) || fail "1 host, links not held"
 echo "links not held: plain $free_raw"
 echo "                1 host $free_one"
 
-for h in $hosts; do
-    ip netns exec "$tag$h" tc qdisc add dev "v$h" root tbf rate 1gbit \
-        burst 128kb latency 20ms || skip "no tbf here"
-    $p tc qdisc add dev "b$h" root tbf rate 1gbit burst 128kb latency 20ms
+for h in 0 1 2 3 4; do
+    netns_shape "$h" 1000 || netns_skip "no tbf here"
 done
 port=7820
 held_raw=$(raw "$mib") || fail "plain stream"
