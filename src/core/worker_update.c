@@ -159,11 +159,25 @@ static ferry_status declare_lists(ferry_worker *w, const lists *in,
     return st;
 }
 
+/* The indices of loads are those of the update that was declared last, so
+ * what an engine has queued of the one before is handed over first. */
+static ferry_status drain_former(ferry_worker *w)
+{
+    size_t count;
+
+    ferry__loading_declared(w->target->loading, &count);
+    if (count == 0 || !w->engine_started || !ferry__worker_engine_defers(w) ||
+        w->ops->drain_pending == NULL)
+        return FERRY_OK;
+    return w->ops->drain_pending(w->self);
+}
+
 static ferry_status receive(ferry_worker *w, const void *info)
 {
     lists in;
     bool nothing;
 
+    FERRY_TRY(drain_former(w));
     if (find_lists(w->ops->update_info, info, &in)) {
         FERRY_TRY(declare_lists(w, &in, &nothing));
         if (nothing)

@@ -470,6 +470,51 @@ static ferry_status drain_once(const ferry_worker_host *host,
     return solo_load_all(host, ctx, arg);
 }
 
+static int n_queued;
+
+static ferry_status queue_update(const ferry_worker_host *host,
+                                 ferry_worker_context *ctx, void *arg)
+{
+    (void)host;
+    (void)ctx;
+    (void)arg;
+    n_queued++;
+    return FERRY_OK;
+}
+
+static ferry_status drain_queue(const ferry_worker_host *host,
+                                ferry_worker_context *ctx, void *arg)
+{
+    if (n_queued == 0)
+        return FERRY_OK;
+    n_queued--;
+    return solo_load_all(host, ctx, arg);
+}
+
+/* What was queued of one update is handed over before the next is declared,
+ * since the indices are then the next one's. */
+static void e5_each_update_is_processed_under_its_own_names(void **state)
+{
+    size_t half;
+    solo r;
+
+    (void)state;
+    open_rig(&r, "probe_deferred", FERRY_COMMIT_INPLACE);
+    ok(ferry_worker_init_transfer_engine(r.worker, "{}"));
+    the_probe.on_receive = queue_update;
+    the_probe.on_drain = drain_queue;
+    n_queued = 0;
+    half = r.checkpoint->count / 2;
+    toy_checkpoint_fill(r.checkpoint, 7);
+    ok(ferry_worker_start_weight_update(r.worker));
+    ok(ferry_worker_update_weights(r.worker, solo_update(&r, 0, half)));
+    ok(ferry_worker_update_weights(
+        r.worker, solo_update(&r, half, r.checkpoint->count - half)));
+    ok(ferry_worker_finish_weight_update(r.worker, NULL));
+    assert_null(toy_differs(r.toy, 7));
+    solo_close(&r);
+}
+
 static void e5_deferred_processing_is_complete_at_finish(void **state)
 {
     solo r;
@@ -670,6 +715,7 @@ int main(void)
         cmocka_unit_test(o19_init_ends_the_round_of_a_trainer_that_is_gone),
         cmocka_unit_test(a_failed_init_leaves_no_channel),
         cmocka_unit_test(e5_deferred_processing_is_complete_at_finish),
+        cmocka_unit_test(e5_each_update_is_processed_under_its_own_names),
         cmocka_unit_test(e1_reload_begin_and_finalise_must_pair),
         cmocka_unit_test(an_engine_cannot_write_outside_a_round),
         cmocka_unit_test(o64_draft_rounds_are_refused_in_words),
