@@ -393,8 +393,9 @@ static ferry_status plan_chunks(send_state *s)
     s->n_chunks = 1;
     if (!s->t->info->packed)
         return FERRY_OK;
-    FERRY_TRY(ferry__cuts_make(FERRY__CUT_FIT, s->params, s->count,
-                               s->t->buffer_bytes, &s->cuts));
+    /* A tensor that is too large for them is warned of once. */
+    FERRY_TRY((s->t->round > 1 ? ferry__cuts_again : ferry__cuts_make)(
+        FERRY__CUT_FIT, s->params, s->count, s->t->buffer_bytes, &s->cuts));
     s->n_chunks = s->cuts.n_buffers;
     for (size_t k = 0; k < s->n_chunks; k++) {
         uint64_t need = chunk_padded(s->params + first, s->cuts.counts[k]);
