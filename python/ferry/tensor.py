@@ -36,6 +36,22 @@ DTYPES: dict[str, int] = {
     "bool": 15,
 }
 
+# Other names that the library takes, in any case of letters.
+ALIASES: dict[str, str] = {
+    "f64": "float64",
+    "double": "float64",
+    "f32": "float32",
+    "float": "float32",
+    "f16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+}
+
 _codes: dict[Any, int] = {}
 
 
@@ -86,7 +102,8 @@ def dtype_code(dtype: Any, parameter: str = "") -> int:
         return _codes[dtype]
     except (KeyError, TypeError):
         pass
-    code = DTYPES.get(dtype_name(dtype))
+    name = dtype_name(dtype).lower()
+    code = DTYPES.get(ALIASES.get(name, name))
     if code is None:
         raise NotSupportedError(
             f"parameter {parameter}: dtype {dtype_name(dtype)} does not "

@@ -28,12 +28,16 @@ def test_every_dtype_of_the_library_crosses(name: str) -> None:
 
 def test_the_dtypes_are_the_headers() -> None:
     from ferry._ffi import ffi, lib, text
+    from ferry.tensor import ALIASES
 
     out = ffi.new("ferry_dtype *")
     for name, code in DTYPES.items():
         assert lib.ferry_dtype_parse(name.encode(), out) == 0
         assert out[0] == code
         assert text(lib.ferry_dtype_name(code)) == name
+    for alias, name in ALIASES.items():
+        assert lib.ferry_dtype_parse(alias.encode(), out) == 0
+        assert out[0] == DTYPES[name] == dtype_code(alias.upper())
 
 
 @pytest.mark.parametrize(
