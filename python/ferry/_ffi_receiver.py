@@ -25,7 +25,7 @@ from ferry._ffi import (
     text,
 )
 from ferry.errors import InternalError, NoMemoryError, NotSupportedError
-from ferry.tensor import DTYPES
+from ferry.tensor import DTYPES, dtype_code
 
 __all__ = ["Make", "Receiver"]
 
@@ -33,6 +33,9 @@ __all__ = ["Make", "Receiver"]
 # its shape: the tensor, and the address of its contiguous elements.
 Make = Callable[[str, str, tuple[int, ...]], tuple[Any, int]]
 
+# What an update announces: name, dtype, shape.
+Announced = list[tuple[str, str, list[int]]]
+_LISTS = ("names", "dtype_names", "shapes")
 _NAMES = {code: name for name, code in DTYPES.items()}
 _STATUS_BYTES = 1 << 16
 
@@ -69,6 +72,8 @@ class Receiver:
         self._make = make
         self._failures = Failures()
         self._taken: dict[str, Any] = {}
+        self._announced: Announced = []
+        self._before: Announced = []  # by the last round that was finished
         self._handle = ffi.new_handle(self)
         self._keep = [
             ffi.new("char[]", encode(backend)), ffi.new("char[]", b"vllm")
@@ -98,13 +103,13 @@ class Receiver:
 
     def init(self, init_info: dict[str, Any]) -> None:
         """Open the channel; ends a round that a former trainer left."""
-        self._taken = {}
+        self._taken, self._before = {}, []
         self._call(lib.ferry_worker_init_transfer_engine,
                    encode(json.dumps(init_info)))
 
     def start(self, draft: bool = False) -> None:
         """Begin a round."""
-        self._taken = {}
+        self._taken, self._announced = {}, []
         self._call(lib.ferry_worker_start_draft_weight_update if draft
                    else lib.ferry_worker_start_weight_update)
 
@@ -116,6 +121,24 @@ class Receiver:
         except BaseException:
             self._taken = {}  # the round is over
             raise
+        try:
+            self._take_empty(update_info)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _take_empty(self, update_info: dict[str, Any]) -> None:
+        """Make what has no element: no byte of it comes that asks for room.
+
+        Empty lists announce what the round before did.
+        """
+        lists = [update_info.get(key) or [] for key in _LISTS]
+        announced: Announced = list(zip(*lists, strict=True)) or self._before
+        self._announced = self._announced + announced
+        for name, dtype, shape in announced:
+            if 0 in shape:
+                known = _NAMES[dtype_code(dtype, name)]
+                self._taken[name] = self._make(name, known, tuple(shape))[0]
 
     def prepare(self) -> dict[str, Any]:
         """Check that all of the round came as it was sent.
@@ -127,11 +150,13 @@ class Receiver:
         """
         taken, self._taken = self._taken, {}
         self._call(lib.ferry_worker_prepare_weight_update)
-        return taken
+        last = {entry[0]: at for at, entry in enumerate(self._announced)}
+        return dict(sorted(taken.items(), key=lambda item: last[item[0]]))
 
     def commit(self) -> None:
         """End a round that was prepared."""
         self._call(lib.ferry_worker_commit_weight_update, ffi.NULL)
+        self._before = self._announced or self._before
 
     def abort(self) -> None:
         """Drop the round if there is one. Any thread."""
