@@ -16,7 +16,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from ferry._ffi import (
     OK,
@@ -30,7 +30,12 @@ from ferry._ffi import (
 )
 from ferry._ffi_source import fill_tensor
 from ferry.config import WeightTransferConfig
-from ferry.errors import ArgumentError, InternalError, status_of
+from ferry.errors import (
+    ArgumentError,
+    InternalError,
+    NotSupportedError,
+    status_of,
+)
 from ferry.source import ParamMeta
 from ferry.tensor import dtype_code
 from ferry.weight_transfer.older import construct_engine, open_round
@@ -40,6 +45,10 @@ __all__ = ["HostedModel", "register_worker_engine"]
 logger = logging.getLogger(__name__)
 
 SLOT = 16  # bytes, of the largest kind of field
+# A field of the older API that the worker itself reads: hosted engines load
+# in checkpoint format, and what asks for another is refused in words.
+FORMAT = "is_checkpoint_format"
+LISTS = ("names", "dtype_names", "shapes")
 
 _KINDS: dict[Any, str] = {
     bool: "BOOL",
@@ -58,7 +67,8 @@ class _InfoType:
     def __init__(self, cls: type) -> None:
         if not dataclasses.is_dataclass(cls):
             raise ArgumentError(f"{cls.__name__} is no dataclass")
-        fields = [field for field in dataclasses.fields(cls) if field.init]
+        fields = [field for field in dataclasses.fields(cls)
+                  if field.init and field.name != FORMAT]
         try:
             hints = typing.get_type_hints(cls)
         except Exception:
@@ -121,11 +131,20 @@ class HostedModel:
         """Forget what the update before this one announced."""
         self._index = None
 
+    def declared(self) -> list[tuple[str, str, list[int]]]:
+        """Return name, dtype and shape of what this update announces."""
+        count = ffi.new("size_t *")
+        params = self._host.declared(self._ctx, count)
+        return [
+            (text(p.name), text(lib.ferry_dtype_name(p.dtype)),
+             list(p.shape[0 : p.ndim]))
+            for p in (params[i] for i in range(count[0]))
+        ]
+
     def _index_of(self, name: str) -> int:
         if self._index is None:
-            count = ffi.new("size_t *")
-            params = self._host.declared(self._ctx, count)
-            self._index = {text(params[i].name): i for i in range(count[0])}
+            self._index = {
+                meta[0]: index for index, meta in enumerate(self.declared())}
         index = self._index.get(name)
         if index is None:
             raise ArgumentError(
@@ -178,6 +197,22 @@ class HostedModel:
             loaded.add(name)
         return loaded
 
+    def named_parameters(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to show what is stored; so do the other ways to it.
+
+        Raises
+        ------
+        NotSupportedError
+            What a rank stores is fused, sharded and quantised, and written
+            by its loader alone.
+        """
+        raise NotSupportedError(
+            "a hosted model has no named_parameters: it is loaded in "
+            "checkpoint format, by load_weights"
+        )
+
+    parameters = get_parameter = state_dict = named_parameters
+
     def check(self, what: str) -> None:
         """Raise if the round is over; call it in every wait (100 ms)."""
         check(self._host.check(self._ctx, encode(what)))
@@ -196,6 +231,9 @@ class _Registered:
 
     def __init__(self, backend: str, cls: Any) -> None:
         self.cls = cls
+        self.has_format = any(
+            field.name == FORMAT
+            for field in dataclasses.fields(self.cls.update_info_cls))
         self.init_type = _InfoType(self.cls.init_info_cls)
         self.update_type = _InfoType(self.cls.update_info_cls)
         self._name = ffi.new("char[]", encode(backend))
@@ -283,7 +321,16 @@ class _Engine:
 
     def receive(self, info: Any) -> None:
         self.model.next_update()
-        self.engine.update_weights(self.entry.update_type.to_dict(info))
+        values = self.entry.update_type.to_dict(info)
+        if self.entry.has_format:
+            values[FORMAT] = True  # the worker refused anything else
+        if all(values.get(key) == [] for key in LISTS):
+            # As in the round before (vLLM 0.33), which the worker knows.
+            columns = zip(*self.model.declared(), strict=True)
+            values.update(
+                (key, list(column)) for key, column in zip(
+                    LISTS, columns, strict=False))
+        self.engine.update_weights(values)
 
     def finish(self) -> None:
         self.engine.finish_weight_update()

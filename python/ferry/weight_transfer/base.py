@@ -78,10 +78,12 @@ class WeightTransferUpdateInfo:
     `is_checkpoint_format` is the older API's: whether tensors have the
     checkpoint's names and layout, or the model's own. In the newer one the
     kind of engine decides. It is an attribute and no field, so that the
-    positional fields of subclasses stay theirs.
+    positional fields of subclasses stay theirs; one that declares it as a
+    field of its own may.
     """
 
-    is_checkpoint_format: ClassVar[bool] = True
+    # Without an annotation, which would fix its place among all fields.
+    is_checkpoint_format = True
 
 
 @dataclass
