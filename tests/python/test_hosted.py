@@ -5,10 +5,8 @@ on both sides, its twin in C, and what an engine that fails tells."""
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, ClassVar
 import ferry_server
 import models
 import pytest
+from cases import Hosted
 from ferry.errors import PeerError
 from ferry.weight_transfer import (
     HTTPVLLMWeightSyncClient,
@@ -43,45 +42,13 @@ class FaultyEngine(file_worker.FileEngine):
 """
 
 
-class Hosted:
-    """`python -m ferry.serve` with one engine, two ranks."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        (folder / "faulty.py").write_text(FAULTY)
-        port, log = folder / "port", folder / "log"
-        path = os.pathsep.join(
-            [str(EXAMPLE), str(folder), os.environ["PYTHONPATH"]])
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ferry.serve", str(model),
-             "--engine", "file=faulty:FaultyEngine",
-             "--port", "0", "--port-file", str(port),
-             "--kernel-format", "bf16", "--tensor-parallel-size", "2",
-             "--weight-transfer-config", '{"backend":"file"}'],
-            stdout=log.open("w"), stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
-        until = time.monotonic() + 100
-        while not (port.exists() and port.read_text().strip()):
-            assert self.process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.05)
-        self.url = f"http://127.0.0.1:{port.read_text().strip()}"
-
-    def checksums(self) -> dict[str, str]:
-        reply = ferry_server.http(self.url + "/weight_checker",
-                                  {"action": "checksum"})
-        found: dict[str, str] = reply.json["checksums"]
-        return found
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
-
-
 @pytest.fixture(scope="module")
 def hosted(
     folders: dict[int, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Hosted]:
-    server = Hosted(tmp_path_factory.mktemp("hosted"), folders[1])
+    folder = tmp_path_factory.mktemp("hosted")
+    (folder / "faulty.py").write_text(FAULTY)
+    server = Hosted(folder, folders[1], "file=faulty:FaultyEngine", EXAMPLE)
     yield server
     assert server.stop() == 0
 

@@ -11,6 +11,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from cases import Items
 from ferry.errors import (
     BusyError,
     CanceledError,
@@ -24,9 +25,7 @@ from ferry.weight_transfer import (
     HTTPVLLMWeightSyncClient,
     IPCTrainerInitInfo,
     ModuleSource,
-    ParamMeta,
     VLLMWeightSyncClient,
-    WeightSource,
     WeightTransferTrainerFactory,
 )
 
@@ -35,22 +34,6 @@ def engine_for(url: str, source: Any, **more: Any) -> Any:
     client = more.pop("client", None) or HTTPVLLMWeightSyncClient(url)
     return WeightTransferTrainerFactory.trainer_init(
         IPCTrainerInitInfo(rank=0, **more), client=client, source=source)
-
-
-class Items(WeightSource):
-    """A source over a dict, with what a test wants to go wrong."""
-
-    def __init__(self, tensors: dict[str, Any]) -> None:
-        self.tensors = tensors
-
-    def metadata(self) -> list[ParamMeta]:
-        return [
-            ParamMeta(name, tensor.dtype, tuple(tensor.shape))
-            for name, tensor in self.tensors.items()
-        ]
-
-    def __iter__(self) -> Any:
-        yield from self.tensors.items()
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ferry_server
 import models
 import pytest
 import torch
@@ -18,32 +16,13 @@ from ferry.weight_transfer import (
     WeightTransferTrainerFactory,
 )
 
-CONFIG = ("--weight-transfer-config", '{"backend":"nccl"}')
-
-
-@pytest.fixture(scope="module")
-def servers(
-    folders: dict[int, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[ferry_server.Server]]:
-    """Two servers: one of two ranks, one of one."""
-    base = tmp_path_factory.mktemp("nccl")
-    common = ("--kernel-format", "bf16", *CONFIG)
-    with (
-        ferry_server.Server(base / "a", folders[1], *common,
-                            "--tensor-parallel-size", "2",
-                            weights=False) as a,
-        ferry_server.Server(base / "b", folders[1], *common,
-                            weights=False) as b,
-    ):
-        yield [a, b]
-
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_one_broadcast_reaches_all_ranks_of_all_servers(
-    servers: Any, folders: dict[int, Path], packed: bool
+    nccl_servers: Any, folders: dict[int, Path], packed: bool
 ) -> None:
     model = models.module(folders[1])
-    client = HTTPVLLMWeightSyncClient([server.url for server in servers])
+    client = HTTPVLLMWeightSyncClient([server.url for server in nccl_servers])
     assert client.world_size() == 3
     engine = WeightTransferTrainerFactory.trainer_init(
         NCCLTrainerInitInfo(rank=0, packed=packed,
@@ -54,7 +33,7 @@ def test_one_broadcast_reaches_all_ranks_of_all_servers(
             for name, tensor in models.tensors(folders[seed]).items():
                 model.get_parameter(name).copy_(tensor)
         engine.send_weights(weight_version=f"seed-{seed}")
-        for server, tp in zip(servers, (2, 1)):
+        for server, tp in zip(nccl_servers, (2, 1)):
             assert server.checksums() == models.digests(folders[seed], tp=tp)
             assert server.get("/weight_info").json["weight_version"] == \
                 f"seed-{seed}"
@@ -62,7 +41,7 @@ def test_one_broadcast_reaches_all_ranks_of_all_servers(
 
 
 def test_a_source_that_raises_leaves_the_next_round_possible(
-    servers: Any, folders: dict[int, Path]
+    nccl_servers: Any, folders: dict[int, Path]
 ) -> None:
     class Broken(ModuleSource):
         broken = True
@@ -76,11 +55,11 @@ def test_a_source_that_raises_leaves_the_next_round_possible(
     source = Broken(models.module(folders[1]))
     engine = WeightTransferTrainerFactory.trainer_init(
         NCCLTrainerInitInfo(rank=0), source=source,
-        client=HTTPVLLMWeightSyncClient([s.url for s in servers]))
+        client=HTTPVLLMWeightSyncClient([s.url for s in nccl_servers]))
     with pytest.raises(KeyError, match="gone"):
         engine.send_weights()
     source.broken = False
     engine.send_weights()
-    for server, tp in zip(servers, (2, 1)):
+    for server, tp in zip(nccl_servers, (2, 1)):
         assert server.checksums() == models.digests(folders[1], tp=tp)
     engine.shutdown()

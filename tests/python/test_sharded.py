@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules sharded over four ranks, on gloo (B4, B5): FSDP2, a 2-D mesh."""
+"""Trainers of four ranks, on gloo (B4, B5, B8; O-10, O-24): FSDP2, a 2-D mesh,
+ranks that meet at each tensor, ranks that hold some layers only."""
 
 from __future__ import annotations
 
@@ -11,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import models
 import pytest
 import torch
 from ferry.weight_transfer import ModuleSource
@@ -21,14 +21,15 @@ RANKS = 4
 
 @pytest.fixture(scope="module")
 def reports(
-    shared_server: Any, folders: dict[int, Path],
+    shared_server: Any, nccl_servers: Any, folders: dict[int, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[dict[str, Any]]]:
     """What each rank said, by scenario."""
     store = tmp_path_factory.mktemp("store") / "store"
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("sharded_ranks.py")),
-         shared_server.url, str(folders[3]), str(store)],
+         shared_server.url, nccl_servers[0].url, str(folders[3]),
+         str(store)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
     said: dict[str, list[dict[str, Any]]] = {}
@@ -61,12 +62,32 @@ def test_b5_metadata_gathers_nothing_and_iteration_one_at_a_time(
         assert fact["names"] == reports[what][0]["names"]
 
 
-def test_the_server_has_every_byte(
-    reports: Any, shared_server: Any, folders: dict[int, Path]
+def test_the_server_has_every_byte(reports: Any) -> None:
+    for what in ("fsdp2", "mesh"):
+        told = [f["served"] for f in reports[what] if f["rank"] == 0]
+        assert told == [[f"{what}-2", True]]
+
+
+def test_o10_ranks_that_meet_at_each_tensor_do_not_deadlock(
+    reports: Any
 ) -> None:
-    assert reports["mesh"]
-    assert shared_server.get("/weight_info").json["weight_version"] == "mesh-2"
-    assert shared_server.checksums() == models.digests(folders[3])
+    """Ten rounds of 21 broadcasts, with a barrier of all ranks before each."""
+    assert len(reports["lockstep"]) == RANKS
+    assert {fact["rounds"] for fact in reports["lockstep"]} == {10}
+    told = [f["served"] for f in reports["lockstep"] if f["rank"] == 0]
+    assert told == [["lockstep-9", True]]
+
+
+@pytest.mark.parametrize("backend", ["ipc", "nccl"])
+def test_o24_a_rank_that_holds_nothing_of_a_layer(
+    reports: Any, backend: str
+) -> None:
+    facts = [f for f in reports["stages"] if f["backend"] == backend]
+    # Three rounds of 21 names, of which each layer has nine.
+    assert {f["rank"]: f["bare"] for f in facts} == {
+        0: 0, 1: 3 * 12, 2: 3 * 12, 3: 3 * 21}
+    told = [f["served"] for f in facts if f["rank"] == 0]
+    assert told == [[f"stages-{1 << 30}", True]]
 
 
 def test_uneven_shards_come_whole(reports: Any) -> None:
