@@ -5,7 +5,7 @@ set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 
-foreach(pair IN ITEMS curl:libcurl jansson:jansson)
+foreach(pair IN ITEMS curl:libcurl jansson:jansson crypto:libcrypto)
     string(REPLACE ":" ";" pair "${pair}")
     list(GET pair 0 name)
     list(GET pair 1 module)
@@ -27,8 +27,7 @@ if(FERRY_ucx_FOUND)
 endif()
 
 if(FERRY_WORKER)
-    foreach(pair IN ITEMS
-            microhttpd:libmicrohttpd crypto:libcrypto pcre2:libpcre2-8)
+    foreach(pair IN ITEMS microhttpd:libmicrohttpd pcre2:libpcre2-8)
         string(REPLACE ":" ";" pair "${pair}")
         list(GET pair 0 name)
         list(GET pair 1 module)

@@ -4,13 +4,13 @@
  * every wait is a poll of at most 100 ms, after which the waiter is asked. */
 #include "base/socket.h"
 
+#include "base/hmac.h"
 #include "base/socket_wait.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -253,16 +253,13 @@ ferry_status ferry__random_hex(char *out, size_t n_bytes)
     unsigned char bytes[RANDOM_MAX];
 
     for (size_t done = 0; done < n_bytes;) {
-        size_t want = n_bytes - done;
-        ssize_t n = getrandom(bytes, want < RANDOM_MAX ? want : RANDOM_MAX, 0);
+        size_t n = n_bytes - done;
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return ferry_fail(FERRY_EIO, "random bytes: %s", strerror(errno));
-        for (ssize_t i = 0; i < n; i++)
-            snprintf(out + 2 * (done + (size_t)i), 3, "%02x", bytes[i]);
-        done += (size_t)n;
+        n = n < RANDOM_MAX ? n : RANDOM_MAX;
+        FERRY_TRY(ferry__random_bytes(bytes, n));
+        for (size_t i = 0; i < n; i++)
+            snprintf(out + 2 * (done + i), 3, "%02x", bytes[i]);
+        done += n;
     }
     out[2 * n_bytes] = '\0';
     return FERRY_OK;

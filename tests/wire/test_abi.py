@@ -21,7 +21,7 @@ LIB = pathlib.Path(os.environ["FERRY_BUILD_DIR"]) / "lib"
 # in libc on another.
 SYSTEM = {"libc", "libm", "libpthread", "libdl", "librt", "ld-linux-x86-64",
           "ld-linux-aarch64"}
-PUBLIC_NEEDED = {"libcurl", "libjansson"}
+PUBLIC_NEEDED = {"libcrypto", "libcurl", "libjansson"}
 WORKER_NEEDED = {"libferry", "libjansson", "libcrypto", "libmicrohttpd",
                  "libpcre2-8", "libggml", "libggml-base", "libggml-cpu"}
 

@@ -32,7 +32,7 @@ THIRD_PARTY = {
     "gguf.h": {"model", "sources"},
     "microhttpd.h": {"serve"},
     "curl/": {"clients"},
-    "openssl/": {"serve", "model"},
+    "openssl/": {"base", "serve", "model"},
     "pcre2.h": {"model", "serve"},
 }
 
