@@ -5,9 +5,9 @@
 #include "comm/tcp_address.h"
 
 #include "base/socket_wait.h"
+#include "comm/tcp_resolve.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -18,6 +18,8 @@
 
 #define BACKLOG  1024
 #define RETRY_MS 20
+/* For a name to listen at, where the caller has no bound of its own. */
+#define NAME_MS INT64_C(10000)
 
 const char *ferry__tcp_text(char buffer[FERRY__TCP_TEXT_BYTES],
                             const char *host, int32_t port)
@@ -73,13 +75,10 @@ static ferry_status check_colons(const char *host, const char *given)
 }
 
 static ferry_status look_up(const char *host, int32_t port, int flags,
-                            struct addrinfo **out)
+                            const ferry__waiter *w, struct addrinfo **out)
 {
-    struct addrinfo hints = {.ai_flags = flags, .ai_socktype = SOCK_STREAM};
-    char bare[FERRY__TCP_HOST_BYTES], service[16];
-    char text[FERRY__TCP_TEXT_BYTES];
+    char bare[FERRY__TCP_HOST_BYTES];
     bool any = !host || !*host;
-    int code;
 
     if (port < 0 || port > 65535)
         return ferry_fail(FERRY_EINVAL, "port must be 0 to 65535, got %d",
@@ -88,13 +87,7 @@ static ferry_status look_up(const char *host, int32_t port, int flags,
         FERRY_TRY(host_of(host, bare));
         FERRY_TRY(check_colons(bare, host));
     }
-    snprintf(service, sizeof(service), "%d", (int)port);
-    code = getaddrinfo(any ? NULL : bare, service, &hints, out);
-    if (code != 0)
-        return ferry_fail(FERRY_ECONN, "%s: %s",
-                          ferry__tcp_text(text, host, port),
-                          gai_strerror(code));
-    return FERRY_OK;
+    return ferry__tcp_resolve(any ? NULL : bare, port, flags, w, out);
 }
 
 static int open_socket(const struct addrinfo *a)
@@ -153,12 +146,21 @@ static int listen_any_of(const struct addrinfo *list, bool any)
 ferry_status ferry__tcp_listen(const char *host, int32_t port, int *out_fd,
                                int32_t *out_port)
 {
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(NAME_MS), "listen"};
+
+    return ferry__tcp_listen_within(host, port, &w, out_fd, out_port);
+}
+
+ferry_status ferry__tcp_listen_within(const char *host, int32_t port,
+                                      const ferry__waiter *w, int *out_fd,
+                                      int32_t *out_port)
+{
     char text[FERRY__TCP_TEXT_BYTES];
     struct addrinfo *list;
     bool any = !host || !*host;
     int fd, error;
 
-    FERRY_TRY(look_up(host, port, AI_PASSIVE, &list));
+    FERRY_TRY(look_up(host, port, AI_PASSIVE, w, &list));
     fd = listen_any_of(list, any);
     error = errno;
     freeaddrinfo(list);
@@ -275,7 +277,7 @@ static ferry_status connect_host(const char *host, int32_t port, bool again,
         return ferry_fail(FERRY_EINVAL, "connect: no host is given");
     if (port == 0)
         return ferry_fail(FERRY_EINVAL, "connect to %s: port 0", host);
-    FERRY_TRY(look_up(host, port, 0, &list));
+    FERRY_TRY(look_up(host, port, 0, w, &list));
     status =
         connect_list(list, ferry__tcp_text(text, host, port), again, w, out_fd);
     freeaddrinfo(list);

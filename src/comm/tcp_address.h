@@ -19,9 +19,14 @@ const char *ferry__tcp_text(char buffer[FERRY__TCP_TEXT_BYTES],
  * FERRY_EIO: another reason of this machine's. Both name host:port. */
 ferry_status ferry__tcp_listen(const char *host, int32_t port, int *out_fd,
                                int32_t *out_port);
+/* The same with a bound for the time that it takes to look the name up, which
+ * is 10 s above. */
+ferry_status ferry__tcp_listen_within(const char *host, int32_t port,
+                                      const ferry__waiter *w, int *out_fd,
+                                      int32_t *out_port);
 /* Tries every address of the host. A refusal is tried again until the
- * deadline: the listener may be about to come. Names are looked up by the
- * system's resolver, which has bounds of its own. */
+ * deadline: the listener may be about to come. The deadline also bounds how
+ * long a name is looked up. */
 ferry_status ferry__tcp_connect(const char *host, int32_t port,
                                 const ferry__waiter *w, int *out_fd);
 /* The address of this end of a connection, as the other end knows it: without
