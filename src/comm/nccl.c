@@ -200,7 +200,8 @@ static ferry_status meet_ferry(const ferry__nccl_library *lib,
                            .generation = g->generation,
                            .timeout_ms = g->timeout_ms,
                            .check = g->check,
-                           .check_arg = g->check_arg};
+                           .check_arg = g->check_arg,
+                           .secret = g->secret};
     char text[FERRY__ID_BASE64 + 1] = "none", card[64 + sizeof(text)];
     ferry_status status = FERRY_OK;
     size_t *sizes;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys of generation g: ferry/g/rank/<r>/claims counts who claims the rank,
- * ferry/g/rank/<r>/card holds its card, ferry/g/arrived counts the ranks,
+ * ferry/g/rank/<r>/card holds its card with the proof, ferry/g/arrived counts the ranks,
  * and ferry/g/verdict, which is written once, says "ok" or what is wrong.
  * Invariant: all ranks read one verdict, so all succeed or all fail by it. */
 #include "comm/rendezvous.h"
 
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "base/str.h"
+#include "comm/rendezvous_card.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -192,7 +192,7 @@ static ferry_status claimed_twice(ferry__store *s, const ferry__rendezvous *r,
     /* The first one's card names it; it comes just after its claim. */
     rank_key(k, r->generation, r->rank, "card");
     if (ferry__store_get(s, k, 1000, &value, &size) >= 0) {
-        snprintf(first, sizeof(first), "%s", (char *)value);
+        ferry__card_peek(value, size, first, sizeof(first));
         ferry__free(value);
     }
     snprintf(verdict, sizeof(verdict),
@@ -230,6 +230,20 @@ static ferry_status some_missing(ferry__store *s, const ferry__rendezvous *r)
 
 /* ---- meeting ---- */
 
+static ferry_status put_down(ferry__store *s, const ferry__rendezvous *r,
+                             const void *card, size_t card_bytes)
+{
+    ferry__str sealed = {0};
+    ferry_status status = ferry__card_seal(r, card, card_bytes, &sealed);
+    key k;
+
+    rank_key(k, r->generation, r->rank, "card");
+    if (status >= 0)
+        status = ferry__store_set(s, k, sealed.data, sealed.length);
+    ferry__str_free(&sealed);
+    return status;
+}
+
 static ferry_status arrive(ferry__store *s, const ferry__rendezvous *r,
                            const void *card, size_t card_bytes)
 {
@@ -243,8 +257,7 @@ static ferry_status arrive(ferry__store *s, const ferry__rendezvous *r,
         snprintf(who, sizeof(who), "pid %d", (int)getpid());
         return claimed_twice(s, r, card_bytes > 0 ? card : who);
     }
-    rank_key(k, r->generation, r->rank, "card");
-    FERRY_TRY(ferry__store_set(s, k, card, card_bytes));
+    FERRY_TRY(put_down(s, r, card, card_bytes));
     key_of(k, r->generation, "arrived");
     FERRY_TRY(ferry__store_add(s, k, 1, &n));
     return n == r->world_size ? judge(s, r, "ok") : FERRY_OK;
@@ -291,6 +304,12 @@ static ferry_status take_cards(ferry__store *s, const ferry__rendezvous *r,
         ferry__free(sizes);
         return status;
     }
+    for (int32_t q = 0; q < r->world_size && status >= 0; q++)
+        status = ferry__card_open(r, q, cards[q], &sizes[q]);
+    if (status < 0) {
+        ferry__rendezvous_free(cards, sizes, r->world_size);
+        return status;
+    }
     *out_cards = cards;
     *out_sizes = sizes;
     return FERRY_OK;
@@ -305,12 +324,13 @@ ferry_status ferry__rendezvous_meet(ferry__store *store,
 
     if (r->world_size < 1 || r->world_size > FERRY__COMM_TCP_WORLD ||
         r->rank < 0 || r->rank >= r->world_size || r->generation == 0 ||
-        r->timeout_ms <= 0 || card_bytes > CARD_BYTES)
+        r->timeout_ms <= 0 || card_bytes > CARD_BYTES || !r->secret)
         return ferry_fail(FERRY_EINVAL,
                           "rendezvous: rank %d of %d, generation %" PRIu64
-                          ", timeout %lld ms, card of %zu bytes",
+                          ", timeout %lld ms, card of %zu bytes%s",
                           r->rank, r->world_size, r->generation,
-                          (long long)r->timeout_ms, card_bytes);
+                          (long long)r->timeout_ms, card_bytes,
+                          r->secret ? "" : ", no secret");
     FERRY_TRY(r->rank == 0 ? begin(store, r) : await_begin(store, r, &until));
     FERRY_TRY(arrive(store, r, card, card_bytes));
     FERRY_TRY(await_verdict(store, r, &until));

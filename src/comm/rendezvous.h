@@ -24,13 +24,17 @@ typedef struct ferry__rendezvous {
      * bounds. The store's own waits ask what the store was opened with. */
     ferry_status (*check)(void *arg, const char *what);
     void *check_arg;
+    /* Of the group, 1 to 64 characters; never put into the store. */
+    const char *secret;
 } ferry__rendezvous;
 
 /* Gives `card` (any bytes, at most 4 KiB) and takes those of all ranks, in
  * rank order: *out_cards has world_size owned texts (NUL terminated),
  * *out_sizes their sizes; free with ferry__rendezvous_free. Rank 0 begins
- * the generation. FERRY_EEXIST: "rank 1 claimed twice"; FERRY_ETIMEOUT names
- * the ranks that are missing; FERRY_EORDER: the generation is over. */
+ * the generation. Each card was written by one who knows the secret.
+ * FERRY_EEXIST: "rank 1 claimed twice"; FERRY_ETIMEOUT names the ranks that
+ * are missing; FERRY_EORDER: the generation is over; FERRY_EVERSION names
+ * both versions; FERRY_EAUTH names the rank whose card is not proved. */
 ferry_status ferry__rendezvous_meet(ferry__store *store,
                                     const ferry__rendezvous *r,
                                     const void *card, size_t card_bytes,
@@ -39,7 +43,8 @@ void ferry__rendezvous_free(void **cards, size_t *sizes, int32_t world_size);
 
 /* Both in one: listens on `host` ("" every address), tells the others
  * `advertise` (the address by which they reach this rank) and opens the
- * group. `host_name` "": ranks of one machine and network are one host. */
+ * group. `host_name` "": ranks of one machine and network are one host. The
+ * secret of `base` is not looked at. */
 typedef struct ferry__rendezvous_tcp {
     ferry__rendezvous base;
     const char *host, *advertise, *host_name, *secret;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Meeting and opening a `tcp` group in one. The card of a rank is the text
- * "<protocol version> <host id> <port> <pid> <address>".
+ * "<host id> <port> <pid> <address>".
  * Invariant: a card is outside text; every field of it is checked. */
 #include "comm/rendezvous.h"
 
@@ -17,21 +17,16 @@
 static ferry_status read_card(const char *card, int32_t rank,
                               ferry__comm_tcp_member *out)
 {
-    int32_t version, pid;
+    int32_t pid;
     int used = 0;
 
-    if (sscanf(card, "%" SCNd32 " %" SCNu64 " %" SCNd32 " %" SCNd32 " %n",
-               &version, &out->host_id, &out->port, &pid, &used) != 4 ||
+    if (sscanf(card, "%" SCNu64 " %" SCNd32 " %" SCNd32 " %n", &out->host_id,
+               &out->port, &pid, &used) != 3 ||
         used == 0)
         return ferry_fail(FERRY_EPEER,
                           "rendezvous: the card of rank %d is "
                           "not readable",
                           rank);
-    if (version != FERRY__COMM_TCP_VERSION)
-        return ferry_fail(FERRY_EVERSION,
-                          "rendezvous: rank %d has protocol version %d, this "
-                          "is %d",
-                          rank, version, FERRY__COMM_TCP_VERSION);
     if (out->port < 1 || out->port > 65535 || card[used] == '\0' ||
         strlen(card + used) >= sizeof(out->host))
         return ferry_fail(FERRY_EPEER,
@@ -44,17 +39,18 @@ static ferry_status read_card(const char *card, int32_t rank,
 static ferry_status meet(ferry__store *store, const ferry__rendezvous_tcp *r,
                          int32_t port, ferry__comm_tcp_member *members)
 {
+    ferry__rendezvous base = r->base;
     ferry_status status = FERRY_OK;
     size_t *sizes;
     void **cards;
     char card[512];
-    int n =
-        snprintf(card, sizeof(card), "%d %" PRIu64 " %d %d %.255s",
-                 FERRY__COMM_TCP_VERSION, ferry__comm_tcp_host_id(r->host_name),
-                 port, (int)getpid(), r->advertise);
+    int n = snprintf(card, sizeof(card), "%" PRIu64 " %d %d %.255s",
+                     ferry__comm_tcp_host_id(r->host_name), port, (int)getpid(),
+                     r->advertise);
 
-    FERRY_TRY(ferry__rendezvous_meet(store, &r->base, card, (size_t)n, &cards,
-                                     &sizes));
+    base.secret = r->secret;
+    FERRY_TRY(
+        ferry__rendezvous_meet(store, &base, card, (size_t)n, &cards, &sizes));
     for (int32_t q = 0; q < r->base.world_size && status >= 0; q++)
         status = read_card(cards[q], q, &members[q]);
     ferry__rendezvous_free(cards, sizes, r->base.world_size);
@@ -93,6 +89,8 @@ ferry_status ferry__rendezvous_tcp_open(ferry__store *store,
                                         const ferry__rendezvous_tcp *r,
                                         ferry__comm **out)
 {
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(r->base.timeout_ms),
+                       "rendezvous"};
     char text[FERRY__TCP_TEXT_BYTES];
     ferry_status status;
     int listener;
@@ -101,7 +99,7 @@ ferry_status ferry__rendezvous_tcp_open(ferry__store *store,
     if (!r->advertise || !*r->advertise)
         return ferry_fail(FERRY_EINVAL,
                           "rendezvous: no address to reach this rank by");
-    FERRY_TRY(ferry__tcp_listen(r->host, 0, &listener, &port));
+    FERRY_TRY(ferry__tcp_listen_within(r->host, 0, &w, &listener, &port));
     status = open_group(store, r, listener, port, out);
     close(listener);
     if (status >= 0)

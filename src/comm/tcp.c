@@ -391,6 +391,7 @@ void ferry__tcp_close(ferry__comm *comm)
     if (c->wake >= 0)
         close(c->wake);
     pthread_mutex_destroy(&c->lock);
+    explicit_bzero(&c->identity, sizeof(c->identity));
     ferry__free(c);
 }
 
@@ -446,7 +447,10 @@ static tcp__comm *create(const ferry__comm_tcp_options *o)
         return NULL;
     c->base = (ferry__comm){
         .ops = &ferry__tcp_ops, .rank = o->rank, .world_size = o->world_size};
-    c->generation = o->generation;
+    c->identity = (tcp__identity){.rank = o->rank,
+                                  .world_size = o->world_size,
+                                  .generation = o->generation};
+    snprintf(c->identity.secret, sizeof(c->identity.secret), "%s", o->secret);
     c->no_progress_ms = o->no_progress_ms;
     pthread_mutex_init(&c->lock, NULL);
     c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

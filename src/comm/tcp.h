@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The provider `tcp`: a group over plain sockets, for links without RDMA.
  * Every pair of ranks has three connections: collectives, send and receive,
- * and control (failures, abort). The secret is sent in clear: it keeps out
- * who does not know it, not who can listen to the network; where that
- * matters, run the group through a tunnel.
+ * and control (failures, abort). Ranks prove to each other that they know the
+ * secret without sending it; what they send afterwards is in clear, and who
+ * sits on the way between two can read and change it: where that matters, run
+ * the group through a tunnel.
  * Invariant: no byte of a collective moves to or from a peer that has not
- * shown the secret, the protocol version and the same group. */
+ * proved itself, of the same protocol version and the same group. */
 #ifndef FERRY_COMM_TCP_H
 #define FERRY_COMM_TCP_H
 
 #include "comm/comm.h"
 
-#define FERRY__COMM_TCP_VERSION 1
+#define FERRY__COMM_TCP_VERSION 2
 #define FERRY__COMM_TCP_WORLD   128
 #define FERRY__COMM_TCP_SECRET  64
 #define FERRY__COMM_TCP_HOST    256

@@ -1,17 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a group meets. A rank connects to all lower ones, then takes the
  * higher ones; a rank waits only for lower ranks to answer, so the meeting
- * cannot lock up.
- *
- * Hello, 104 bytes, little-endian: 1. u32 magic "FTCP"  2. u32 version
- * 3. u64 generation  4. u32 world size  5. u32 rank of the sender  6. u32
- * rank meant  7. u32 channel  8. u64 0  9. 64 bytes secret, NUL padded.
- * The one that connects sends first; the other sends its own hello only to
- * one that showed the secret, else a refusal: u32 "FNO!", 100 bytes text.
+ * cannot lock up. On each connection both ends prove that they know the
+ * secret (tcp_proof.h) before it belongs to the group.
  * Invariant: strangers are bounded in number and time. */
 #include "comm/tcp_private.h"
 
-#include "base/bytes.h"
 #include "base/log.h"
 #include "comm/tcp_address.h"
 
@@ -21,10 +15,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define MAGIC         0x50435446u
-#define REFUSAL       0x214f4e46u
-#define HELLO_BYTES   104
-#define SECRET_AT     40
 #define PENDING_MAX   64
 #define PENDING_MS    INT64_C(10000)
 #define ADDRESS_BYTES 300
@@ -35,69 +25,19 @@
 
 typedef struct pending {
     int fd;
-    size_t bytes;
+    size_t bytes; /* of the message that comes */
+    uint32_t step;
     ferry__deadline until;
-    unsigned char hello[HELLO_BYTES];
+    tcp__proof proof;
+    tcp__proof_message message;
 } pending;
 
 typedef struct meeting {
     tcp__comm *c;
     const ferry__comm_tcp_options *o;
-    char secret[FERRY__COMM_TCP_SECRET + 1];
     size_t missing, n_pending;
     pending pending[PENDING_MAX];
 } meeting;
-
-static void make_hello(const meeting *m, int32_t to, int channel,
-                       unsigned char *h)
-{
-    memset(h, 0, HELLO_BYTES);
-    ferry__write_u32(h, MAGIC);
-    ferry__write_u32(h + 4, FERRY__COMM_TCP_VERSION);
-    ferry__write_u32(h + 8, (uint32_t)m->o->generation);
-    ferry__write_u32(h + 12, (uint32_t)(m->o->generation >> 32));
-    ferry__write_u32(h + 16, (uint32_t)m->o->world_size);
-    ferry__write_u32(h + 20, (uint32_t)m->o->rank);
-    ferry__write_u32(h + 24, (uint32_t)to);
-    ferry__write_u32(h + 28, (uint32_t)channel);
-    memcpy(h + SECRET_AT, m->secret, FERRY__COMM_TCP_SECRET);
-}
-
-/* Looks at every byte whatever the first ones are. */
-static bool secret_is_right(const meeting *m, const unsigned char *h)
-{
-    unsigned char differs = 0;
-
-    for (size_t i = 0; i < FERRY__COMM_TCP_SECRET; i++)
-        differs |=
-            (unsigned char)(h[SECRET_AT + i] ^ (unsigned char)m->secret[i]);
-    return differs == 0;
-}
-
-static ferry_status check_hello(const meeting *m, const unsigned char *h)
-{
-    uint64_t generation =
-        ferry__read_u32(h + 8) | (uint64_t)ferry__read_u32(h + 12) << 32;
-
-    if (ferry__read_u32(h) != MAGIC)
-        return ferry_fail(FERRY_EPEER, "it does not speak the protocol");
-    if (ferry__read_u32(h + 4) != FERRY__COMM_TCP_VERSION)
-        return ferry_fail(FERRY_EVERSION, "protocol version %u, this is %d",
-                          ferry__read_u32(h + 4), FERRY__COMM_TCP_VERSION);
-    if (!secret_is_right(m, h))
-        return ferry_fail(FERRY_EAUTH, "the secret is wrong");
-    if (generation != m->o->generation)
-        return ferry_fail(FERRY_EMISMATCH, "generation %llu, this is %llu",
-                          (unsigned long long)generation,
-                          (unsigned long long)m->o->generation);
-    if (ferry__read_u32(h + 16) != (uint32_t)m->o->world_size)
-        return ferry_fail(FERRY_EMISMATCH, "world size %u, this is %d",
-                          ferry__read_u32(h + 16), m->o->world_size);
-    if (ferry__read_u32(h + 24) != (uint32_t)m->o->rank)
-        return ferry_fail(FERRY_EMISMATCH, "it looks for rank %u, this is %d",
-                          ferry__read_u32(h + 24), m->o->rank);
-    return FERRY_OK;
-}
 
 /* A wait of the meeting: asks the owner of the group. */
 typedef struct asker {
@@ -114,30 +54,58 @@ static ferry_status ask(void *arg)
 
 /* ---- to the lower ranks ---- */
 
-static ferry_status shake(meeting *m, int32_t to, int channel, int fd,
+/* One message of the other end, which may refuse this rank. */
+static ferry_status hear(const meeting *m, tcp__proof *p, uint32_t step, int fd,
+                         const ferry__waiter *w)
+{
+    tcp__proof_message got;
+    char line[512];
+    ferry_status status;
+
+    FERRY_TRY(ferry__recv_all(fd, got, sizeof(got), w));
+    status = ferry__tcp_proof_read(p, &m->c->identity, step, got);
+    if (status >= 0)
+        return FERRY_OK;
+    snprintf(line, sizeof(line), "%s", ferry_last_error());
+    if (ferry__tcp_proof_is_refusal(got))
+        return ferry_fail(FERRY_EPEER, "%s refused this rank: %s", w->what,
+                          line);
+    return ferry_fail(status == FERRY_EVERSION ? status : FERRY_EAUTH,
+                      "%s: what answers there is not it: %s", w->what, line);
+}
+
+static ferry_status say(const meeting *m, const tcp__proof *p, uint32_t step,
+                        int fd, const ferry__waiter *w)
+{
+    tcp__proof_message mine;
+
+    FERRY_TRY(ferry__tcp_proof_write(p, &m->c->identity, step, mine));
+    return ferry__send_all(fd, mine, sizeof(mine), w);
+}
+
+/* The proof follows each challenge at once, so that a connection never waits
+ * for another one of the same rank. */
+static ferry_status shake(const meeting *m, int32_t to, const int *fds,
                           const ferry__waiter *w)
 {
-    unsigned char h[HELLO_BYTES];
+    tcp__proof proofs[TCP__CHANNELS];
 
-    make_hello(m, to, channel, h);
-    FERRY_TRY(ferry__send_all(fd, h, sizeof(h), w));
-    FERRY_TRY(ferry__recv_all(fd, h, sizeof(h), w));
-    if (ferry__read_u32(h) == REFUSAL) {
-        h[HELLO_BYTES - 1] = '\0';
-        return ferry_fail(FERRY_EPEER, "%s refused this rank: %s", w->what,
-                          (char *)h + 8);
+    for (uint32_t ch = 0; ch < TCP__CHANNELS; ch++) {
+        FERRY_TRY(ferry__tcp_proof_call(&proofs[ch], to, ch));
+        FERRY_TRY(say(m, &proofs[ch], TCP__HELLO, fds[ch], w));
     }
-    if (check_hello(m, h) < 0 || ferry__read_u32(h + 20) != (uint32_t)to)
-        return ferry_fail(FERRY_EAUTH, "%s: what answers there is not it: %s",
-                          w->what,
-                          ferry__read_u32(h) == MAGIC ? ferry_last_error()
-                                                      : "another protocol");
+    for (uint32_t ch = 0; ch < TCP__CHANNELS; ch++) {
+        FERRY_TRY(hear(m, &proofs[ch], TCP__CHALLENGE, fds[ch], w));
+        FERRY_TRY(say(m, &proofs[ch], TCP__PROOF, fds[ch], w));
+    }
+    for (uint32_t ch = 0; ch < TCP__CHANNELS; ch++)
+        FERRY_TRY(hear(m, &proofs[ch], TCP__WELCOME, fds[ch], w));
     return FERRY_OK;
 }
 
 /* A rank of an older generation may still hold the port and refuse, or a
  * dying one cut the connection: what cannot be waited out is a failure. */
-static ferry_status call_peer(meeting *m, int32_t to, int channel,
+static ferry_status call_peer(meeting *m, int32_t to,
                               const ferry__deadline *until)
 {
     const ferry__comm_tcp_member *member = &m->o->members[to];
@@ -146,68 +114,84 @@ static ferry_status call_peer(meeting *m, int32_t to, int channel,
     ferry__deadline call = ferry__deadline_in(left < CALL_MS ? left : CALL_MS);
     asker a = {m->o, what};
     ferry__waiter w = {ask, &a, call, what};
-    ferry_status status;
-    int fd = -1;
+    ferry_status status = FERRY_OK;
+    int fds[TCP__CHANNELS];
+    size_t n = 0;
 
     snprintf(what, sizeof(what), "rank %d at %.270s", to,
              ferry__tcp_text(where, member->host, member->port));
-    FERRY_TRY(ferry__tcp_connect(member->host, member->port, &w, &fd));
+    while (n < TCP__CHANNELS && status >= 0) {
+        status = ferry__tcp_connect(member->host, member->port, &w, &fds[n]);
+        n += status >= 0;
+    }
     /* A lower rank may itself have others to call before it answers. */
     w.deadline = *until;
-    status = shake(m, to, channel, fd, &w);
-    if (status < 0) {
-        close(fd);
-        return status;
+    if (status >= 0)
+        status = shake(m, to, fds, &w);
+    if (status >= 0) {
+        memcpy(m->c->peers[to].fds, fds, sizeof(fds));
+        return FERRY_OK;
     }
-    m->c->peers[to].fds[channel] = fd;
-    return FERRY_OK;
+    while (n > 0)
+        close(fds[--n]);
+    return status;
 }
 
 /* ---- the higher ranks ---- */
 
 static void refuse(const meeting *m, pending *p)
 {
-    unsigned char no[HELLO_BYTES] = {0};
+    tcp__proof_message no;
     const char *text = ferry_last_error();
 
-    ferry__write_u32(no, REFUSAL);
-    memcpy(no + 8, text, strnlen(text, HELLO_BYTES - 9));
+    ferry__tcp_proof_refuse(no, text);
     (void)!send(p->fd, no, sizeof(no), MSG_DONTWAIT | MSG_NOSIGNAL);
     ferry__log(FERRY_LOG_WARN, "rank %d: a connection is refused: %s",
                m->o->rank, text);
 }
 
-/* True when the connection now belongs to the group. */
-static bool admit(meeting *m, pending *p)
+/* The few first bytes on a fresh connection fit its buffer. */
+static ferry_status answer(const meeting *m, const pending *p, uint32_t step)
 {
-    unsigned char mine[HELLO_BYTES];
-    uint32_t rank = ferry__read_u32(p->hello + 20),
-             channel = ferry__read_u32(p->hello + 28);
+    tcp__proof_message mine;
 
-    if (check_hello(m, p->hello) < 0) {
-        refuse(m, p);
-        return false;
-    }
-    if (rank <= (uint32_t)m->o->rank || rank >= (uint32_t)m->o->world_size ||
-        channel >= TCP__CHANNELS) {
-        ferry_fail(FERRY_EMISMATCH, "rank %u, channel %u are not awaited", rank,
-                   channel);
-        refuse(m, p);
-        return false;
-    }
-    if (m->c->peers[rank].fds[channel] >= 0) {
-        ferry_fail(FERRY_EEXIST, "rank %u claimed twice", rank);
-        refuse(m, p);
-        return false;
-    }
-    make_hello(m, (int32_t)rank, (int)channel, mine);
-    /* The first bytes on a fresh connection fit its buffer. */
+    FERRY_TRY(ferry__tcp_proof_write(&p->proof, &m->c->identity, step, mine));
     if (send(p->fd, mine, sizeof(mine), MSG_DONTWAIT | MSG_NOSIGNAL) !=
         (ssize_t)sizeof(mine))
-        return false;
-    m->c->peers[rank].fds[channel] = p->fd;
+        return ferry_fail(FERRY_ECONN, "it does not take an answer");
+    return FERRY_OK;
+}
+
+/* Only a rank and channel that are awaited, and not here yet. */
+static ferry_status check_awaited(const meeting *m, const tcp__proof *p)
+{
+    if (p->peer <= m->o->rank || p->channel >= TCP__CHANNELS)
+        return ferry_fail(FERRY_EMISMATCH,
+                          "rank %d, channel %u are not awaited", p->peer,
+                          p->channel);
+    if (m->c->peers[p->peer].fds[p->channel] >= 0)
+        return ferry_fail(FERRY_EEXIST, "rank %d claimed twice", p->peer);
+    return FERRY_OK;
+}
+
+/* A whole message came. FERRY_DONE: the connection belongs to the group. */
+static ferry_status take_message(meeting *m, pending *p)
+{
+    const tcp__identity *id = &m->c->identity;
+
+    if (p->step == TCP__HELLO) {
+        FERRY_TRY(ferry__tcp_proof_answer(&p->proof, id, p->message));
+        FERRY_TRY(check_awaited(m, &p->proof));
+        p->step = TCP__PROOF;
+        p->bytes = 0;
+        return answer(m, p, TCP__CHALLENGE);
+    }
+    FERRY_TRY(ferry__tcp_proof_read(&p->proof, id, TCP__PROOF, p->message));
+    FERRY_TRY(check_awaited(m, &p->proof));
+    FERRY_TRY(answer(m, p, TCP__WELCOME));
+    m->c->peers[p->proof.peer].fds[p->proof.channel] = p->fd;
     m->missing--;
-    return true;
+    return FERRY_DONE;
 }
 
 static void forget(meeting *m, size_t i, bool close_it)
@@ -220,27 +204,31 @@ static void forget(meeting *m, size_t i, bool close_it)
 static void read_pending(meeting *m, size_t i)
 {
     pending *p = &m->pending[i];
-    ssize_t n =
-        recv(p->fd, p->hello + p->bytes, HELLO_BYTES - p->bytes, MSG_DONTWAIT);
+    ferry_status status = FERRY_OK;
+    ssize_t n;
 
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
-        if (ferry__deadline_passed(&p->until))
-            forget(m, i, true);
+    if (ferry__deadline_passed(&p->until)) {
+        forget(m, i, true);
         return;
     }
+    n = recv(p->fd, p->message + p->bytes, sizeof(p->message) - p->bytes,
+             MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
     if (n <= 0) {
         forget(m, i, true);
         return;
     }
     p->bytes += (size_t)n;
     /* Another protocol is known by its first bytes. */
-    if (p->bytes >= 4 && ferry__read_u32(p->hello) != MAGIC) {
-        check_hello(m, p->hello);
+    if (ferry__tcp_proof_is_foreign(p->message, p->bytes))
+        status = ferry_fail(FERRY_EPEER, "it does not speak the protocol");
+    else if (p->bytes == sizeof(p->message))
+        status = take_message(m, p);
+    if (status < 0)
         refuse(m, p);
-        forget(m, i, true);
-    } else if (p->bytes == HELLO_BYTES) {
-        forget(m, i, !admit(m, p));
-    }
+    if (status != FERRY_OK)
+        forget(m, i, status < 0);
 }
 
 static void take_pending(meeting *m, int listener)
@@ -250,7 +238,9 @@ static void take_pending(meeting *m, int listener)
     while (m->n_pending < PENDING_MAX &&
            ferry__tcp_accept(listener, &fd) == FERRY_OK)
         m->pending[m->n_pending++] =
-            (pending){.fd = fd, .until = ferry__deadline_in(PENDING_MS)};
+            (pending){.fd = fd,
+                      .step = TCP__HELLO,
+                      .until = ferry__deadline_in(PENDING_MS)};
 }
 
 static ferry_status name_missing(const meeting *m, int64_t bound_ms)
@@ -321,14 +311,10 @@ ferry_status ferry__tcp_meet(tcp__comm *c,
     meeting m = {.c = c, .o = options};
     ferry_status status = FERRY_OK;
 
-    memcpy(m.secret, options->secret,
-           strnlen(options->secret, FERRY__COMM_TCP_SECRET));
     m.missing =
         (size_t)(options->world_size - options->rank - 1) * TCP__CHANNELS;
-    for (int32_t to = 0; to < options->rank && status >= 0; to++) {
-        for (int ch = 0; ch < TCP__CHANNELS && status >= 0; ch++)
-            status = call_peer(&m, to, ch, &until);
-    }
+    for (int32_t to = 0; to < options->rank && status >= 0; to++)
+        status = call_peer(&m, to, &until);
     if (status >= 0)
         status = await_higher(&m, listener, &until);
     while (m.n_pending > 0)

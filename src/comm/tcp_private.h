@@ -6,6 +6,7 @@
 #define FERRY_COMM_TCP_PRIVATE_H
 
 #include "comm/tcp.h"
+#include "comm/tcp_proof.h"
 
 #include "base/clock.h"
 
@@ -19,7 +20,14 @@
 /* How often the owner's check is asked, whether bytes move or not. */
 #define TCP__CHECK_MS INT64_C(100)
 
-enum { TCP__GROUP, TCP__PAIR, TCP__CONTROL, TCP__CHANNELS };
+/* The connections that pulls make are proved under a number of their own. */
+enum {
+    TCP__GROUP,
+    TCP__PAIR,
+    TCP__CONTROL,
+    TCP__CHANNELS,
+    TCP__PULLS = TCP__CHANNELS
+};
 enum { TCP__FAILED = 1, TCP__ABORTED, TCP__LEFT, TCP__WAITS };
 
 typedef struct tcp__peer {
@@ -48,7 +56,7 @@ struct tcp__comm {
     ferry__comm base;
     const tcp__bearer *carrier; /* NULL: the sockets */
     void *carrier_state;
-    uint64_t generation;
+    tcp__identity identity;
     int64_t no_progress_ms;
     char where[FERRY__COMM_TCP_HOST + 16]; /* this rank listened there */
     char host[FERRY__COMM_TCP_HOST]; /* the others reach this rank by it */

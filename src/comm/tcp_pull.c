@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exposing and pulling in a tcp group. Key, little-endian: 1. u32 magic
- * 2. u32 port  3. 16 bytes proof  4. u64 id  5. u64 bytes  6. address, to the
- * end. The key travels within the group, so who has it belongs to it.
- * Invariant: a connection whose answer was cut is not used again. */
+ * 2. u32 port  3. u64 id  4. u64 bytes  5. address, to the end.
+ * Invariant: a connection carries no question before both ends have proved
+ * themselves, and one whose answer was cut is not used again. */
 #include "comm/tcp_pull.h"
 
 #include "base/alloc.h"
@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define KEY_HEAD    40
+#define KEY_HEAD    24
 #define PIECE_BYTES ((size_t)1 << 20)
 #define BLAME_MS    INT64_C(250)
 
@@ -69,14 +69,13 @@ ferry_status ferry__tcp_expose(ferry__comm *comm, void *bytes,
     FERRY_TRY(need_pulls(c));
     if (!c->pulls->server)
         FERRY_TRY(
-            ferry__tcp_pull_serve(c->bind, c->generation, &c->pulls->server));
+            ferry__tcp_pull_serve(c->bind, &c->identity, &c->pulls->server));
     s = c->pulls->server;
     FERRY_TRY(ferry__tcp_pull_add(s, bytes, size_bytes, &id));
     ferry__store_put_u32(key, TCP__PULL_MAGIC);
     ferry__store_put_u32(key + 4, (uint32_t)ferry__tcp_pull_port(s));
-    memcpy(key + 8, ferry__tcp_pull_proof(s), TCP__PULL_PROOF);
-    ferry__store_put_u64(key + 24, id);
-    ferry__store_put_u64(key + 32, size_bytes);
+    ferry__store_put_u64(key + 8, id);
+    ferry__store_put_u64(key + 16, size_bytes);
     memcpy(key + KEY_HEAD, c->host, host);
     *out_key_bytes = KEY_HEAD + host;
     return FERRY_OK;
@@ -148,18 +147,65 @@ static ferry_status explain(pulling *p, ferry_status status)
     return ferry__tcp_lost(c, p->call, p->from, 0);
 }
 
+static ferry_status hear(const pulling *p, tcp__proof *proof, uint32_t step,
+                         int fd, const ferry__waiter *w)
+{
+    tcp__proof_message got;
+    char line[512];
+    ferry_status status;
+
+    FERRY_TRY(ferry__recv_all(fd, got, sizeof(got), w));
+    status = ferry__tcp_proof_read(proof, &p->c->identity, step, got);
+    if (status >= 0)
+        return FERRY_OK;
+    snprintf(line, sizeof(line), "%s", ferry_last_error());
+    return ferry_fail(FERRY_EAUTH,
+                      "pull: what answers for rank %d is not it: "
+                      "%s",
+                      p->from, line);
+}
+
+static ferry_status say(const pulling *p, const tcp__proof *proof,
+                        uint32_t step, int fd, const ferry__waiter *w)
+{
+    tcp__proof_message mine;
+
+    FERRY_TRY(ferry__tcp_proof_write(proof, &p->c->identity, step, mine));
+    return ferry__send_all(fd, mine, sizeof(mine), w);
+}
+
+static ferry_status shake(const pulling *p, int fd, const ferry__waiter *w)
+{
+    tcp__proof proof;
+
+    FERRY_TRY(ferry__tcp_proof_call(&proof, p->from, TCP__PULLS));
+    FERRY_TRY(say(p, &proof, TCP__HELLO, fd, w));
+    FERRY_TRY(hear(p, &proof, TCP__CHALLENGE, fd, w));
+    FERRY_TRY(say(p, &proof, TCP__PROOF, fd, w));
+    return hear(p, &proof, TCP__WELCOME, fd, w);
+}
+
 static ferry_status connect_to(pulling *p, const unsigned char *key,
                                size_t key_bytes)
 {
     char host[FERRY__COMM_TCP_HOST];
-    int *fd = &p->c->pulls->fds[p->from];
+    int *fd = &p->c->pulls->fds[p->from], made;
     ferry__waiter w = waiter_of(p);
+    ferry_status status;
 
     if (*fd >= 0)
         return FERRY_OK;
     snprintf(host, sizeof(host), "%.*s", (int)(key_bytes - KEY_HEAD),
              (const char *)key + KEY_HEAD);
-    return ferry__tcp_connect(host, (int32_t)ferry__read_u32(key + 4), &w, fd);
+    FERRY_TRY(
+        ferry__tcp_connect(host, (int32_t)ferry__read_u32(key + 4), &w, &made));
+    status = shake(p, made, &w);
+    if (status < 0) {
+        close(made);
+        return status;
+    }
+    *fd = made;
+    return FERRY_OK;
 }
 
 static ferry_status read_answer(pulling *p, int fd, uint64_t want)
@@ -189,11 +235,10 @@ static ferry_status get(pulling *p, const unsigned char *key, size_t key_bytes,
     FERRY_TRY(connect_to(p, key, key_bytes));
     fd = p->c->pulls->fds[p->from];
     ferry__store_put_u32(ask, TCP__PULL_MAGIC);
-    ferry__store_put_u32(ask + 4, (uint32_t)p->c->base.rank);
-    memcpy(ask + 8, key + 8, TCP__PULL_PROOF + 8); /* and the id */
-    ferry__store_put_u64(ask + 32, offset);
-    ferry__store_put_u64(ask + 40, size_bytes);
-    ferry__store_put_u64(ask + 48, p->c->generation);
+    ferry__store_put_u32(ask + 4, 0);
+    memcpy(ask + 8, key + 8, 8); /* the id */
+    ferry__store_put_u64(ask + 16, offset);
+    ferry__store_put_u64(ask + 24, size_bytes);
     w = waiter_of(p);
     FERRY_TRY(ferry__send_all(fd, ask, sizeof(ask), &w));
     status = read_answer(p, fd, size_bytes);
@@ -225,7 +270,7 @@ static ferry_status check_pull(const ferry__comm *comm, int32_t from,
         ferry__read_u32(key + 4) > 65535)
         return ferry_fail(FERRY_EINVAL,
                           "pull: the key is none of this provider");
-    exposed = ferry__store_u64(key + 32);
+    exposed = ferry__store_u64(key + 16);
     if (offset > exposed || size_bytes > exposed - offset)
         return ferry_fail(FERRY_EINVAL,
                           "pull: %zu bytes at %llu of rank %d, which exposes "

@@ -2,7 +2,7 @@
 /* Serves exposed memory: one thread, many connections, each with one question
  * at a time.
  * Invariant: memory is read under the lock that removes it, a piece at a
- * time; a connection that asks without the proof is closed unanswered. */
+ * time; a connection is asked nothing before it has proved itself. */
 #include "comm/tcp_pull.h"
 
 #include "base/alloc.h"
@@ -15,7 +15,6 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -33,8 +32,11 @@ typedef struct exposed {
 
 typedef struct client {
     int fd;
-    bool proved;
+    uint32_t step; /* of the proof, the message that is awaited; 0: proved */
     ferry__deadline until; /* of the proof */
+    tcp__proof proof;
+    tcp__proof_message message;
+    size_t came; /* of the message */
     unsigned char ask[TCP__PULL_ASK_BYTES];
     size_t asked;
     unsigned char answer[TCP__PULL_ANSWER_BYTES];
@@ -46,8 +48,7 @@ typedef struct client {
 struct tcp__pull_server {
     int listener, stop;
     int32_t port;
-    uint64_t generation;
-    unsigned char proof[TCP__PULL_PROOF];
+    tcp__identity identity;
     pthread_t thread;
     bool running;
     pthread_mutex_t lock;
@@ -101,25 +102,66 @@ void ferry__tcp_pull_remove(tcp__pull_server *s, const void *bytes)
 
 /* ---- one connection ---- */
 
-static bool is_proved(const tcp__pull_server *s, const unsigned char *ask)
+static bool say(const tcp__pull_server *s, const client *k, uint32_t step)
 {
-    unsigned char differs = 0;
+    tcp__proof_message mine;
 
-    for (size_t i = 0; i < TCP__PULL_PROOF; i++)
-        differs |= (unsigned char)(ask[8 + i] ^ s->proof[i]);
-    return differs == 0 && ferry__read_u32(ask) == TCP__PULL_MAGIC &&
-           ferry__store_u64(ask + 48) == s->generation;
+    return ferry__tcp_proof_write(&k->proof, &s->identity, step, mine) >= 0 &&
+           send(k->fd, mine, sizeof(mine), MSG_DONTWAIT | MSG_NOSIGNAL) ==
+               (ssize_t)sizeof(mine);
+}
+
+static bool refuse(const client *k)
+{
+    tcp__proof_message no;
+
+    ferry__tcp_proof_refuse(no, ferry_last_error());
+    (void)!send(k->fd, no, sizeof(no), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return false;
+}
+
+static bool take_message(const tcp__pull_server *s, client *k)
+{
+    k->came = 0;
+    if (k->step == TCP__HELLO) {
+        if (ferry__tcp_proof_answer(&k->proof, &s->identity, k->message) < 0)
+            return refuse(k);
+        k->step = TCP__PROOF;
+        return k->proof.channel == TCP__PULLS && say(s, k, TCP__CHALLENGE);
+    }
+    if (ferry__tcp_proof_read(&k->proof, &s->identity, TCP__PROOF, k->message) <
+        0)
+        return refuse(k);
+    k->step = 0;
+    return say(s, k, TCP__WELCOME);
+}
+
+/* False: the connection is to be closed. */
+static bool read_message(const tcp__pull_server *s, client *k)
+{
+    ssize_t n;
+
+    if (ferry__deadline_passed(&k->until))
+        return false;
+    n = recv(k->fd, k->message + k->came, sizeof(k->message) - k->came,
+             MSG_DONTWAIT);
+    if (n <= 0)
+        return n < 0 && (errno == EAGAIN || errno == EINTR);
+    k->came += (size_t)n;
+    if (ferry__tcp_proof_is_foreign(k->message, k->came))
+        return false;
+    return k->came < sizeof(k->message) || take_message(s, k);
 }
 
 static void answer(tcp__pull_server *s, client *k)
 {
     const unsigned char *p = k->ask;
-    uint64_t offset = ferry__store_u64(p + 32);
-    uint64_t size = ferry__store_u64(p + 40);
+    uint64_t offset = ferry__store_u64(p + 16);
+    uint64_t size = ferry__store_u64(p + 24);
     ferry_status status = FERRY_OK;
     const exposed *e;
 
-    k->id = ferry__store_u64(p + 24);
+    k->id = ferry__store_u64(p + 8);
     pthread_mutex_lock(&s->lock);
     e = find(s, k->id);
     if (!e)
@@ -136,22 +178,18 @@ static void answer(tcp__pull_server *s, client *k)
     k->answering = true;
 }
 
-/* False: the connection is to be closed. */
 static bool read_ask(tcp__pull_server *s, client *k)
 {
     ssize_t n =
         recv(k->fd, k->ask + k->asked, sizeof(k->ask) - k->asked, MSG_DONTWAIT);
 
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return k->proved || !ferry__deadline_passed(&k->until);
     if (n <= 0)
-        return false;
+        return n < 0 && (errno == EAGAIN || errno == EINTR);
     k->asked += (size_t)n;
     if (k->asked < sizeof(k->ask))
         return true;
-    if (!is_proved(s, k->ask))
+    if (ferry__read_u32(k->ask) != TCP__PULL_MAGIC)
         return false;
-    k->proved = true;
     answer(s, k);
     return true;
 }
@@ -193,6 +231,8 @@ static bool turn(tcp__pull_server *s, client *k)
 {
     bool good;
 
+    if (k->step != 0)
+        return read_message(s, k);
     if (!k->answering)
         return read_ask(s, k);
     good = k->answered < sizeof(k->answer) ? write_head(k) : write_piece(s, k);
@@ -209,7 +249,9 @@ static void take_clients(tcp__pull_server *s)
     while (s->n_clients < CLIENTS_MAX &&
            ferry__tcp_accept(s->listener, &fd) == FERRY_OK)
         s->clients[s->n_clients++] =
-            (client){.fd = fd, .until = ferry__deadline_in(PROOF_MS)};
+            (client){.fd = fd,
+                     .step = TCP__HELLO,
+                     .until = ferry__deadline_in(PROOF_MS)};
 }
 
 static nfds_t fill_polls(const tcp__pull_server *s, struct pollfd *polls)
@@ -253,15 +295,14 @@ static ferry_status start(tcp__pull_server *s, const char *host)
 {
     FERRY_TRY(ferry__tcp_listen(host, 0, &s->listener, &s->port));
     s->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (s->stop < 0 ||
-        getrandom(s->proof, sizeof(s->proof), 0) != (ssize_t)sizeof(s->proof))
+    if (s->stop < 0)
         return ferry_fail(FERRY_EIO, "expose: %s", strerror(errno));
     FERRY_TRY(ferry__thread_start(&s->thread, "ferry-pull", serve, s));
     s->running = true;
     return FERRY_OK;
 }
 
-ferry_status ferry__tcp_pull_serve(const char *host, uint64_t generation,
+ferry_status ferry__tcp_pull_serve(const char *host, const tcp__identity *id,
                                    tcp__pull_server **out)
 {
     tcp__pull_server *s = ferry__alloc(sizeof(*s));
@@ -270,7 +311,7 @@ ferry_status ferry__tcp_pull_serve(const char *host, uint64_t generation,
     if (!s)
         return FERRY_ENOMEM;
     s->listener = s->stop = -1;
-    s->generation = generation;
+    s->identity = *id;
     pthread_mutex_init(&s->lock, NULL);
     status = start(s, host);
     if (status < 0) {
@@ -300,6 +341,7 @@ void ferry__tcp_pull_server_close(tcp__pull_server **server)
     if (s->stop >= 0)
         close(s->stop);
     pthread_mutex_destroy(&s->lock);
+    explicit_bzero(&s->identity, sizeof(s->identity));
     ferry__free(s);
     *server = NULL;
 }
@@ -307,9 +349,4 @@ void ferry__tcp_pull_server_close(tcp__pull_server **server)
 int32_t ferry__tcp_pull_port(const tcp__pull_server *s)
 {
     return s->port;
-}
-
-const unsigned char *ferry__tcp_pull_proof(const tcp__pull_server *s)
-{
-    return s->proof;
 }

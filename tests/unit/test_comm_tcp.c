@@ -3,9 +3,11 @@
 #include "comm/tcp.h"
 
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/thread.h"
 #include "comm/tcp_address.h"
+#include "comm/tcp_proof.h"
 #include "comm/tcp_tree.h"
 #include "harness/comm_cases.h"
 
@@ -258,6 +260,385 @@ static void wrong_peers_are_told_why(void **state)
                "world size 3, this is 2");
 }
 
+/* ---- a peer by hand ---- */
+
+static const tcp__identity first = {.rank = 0, .world_size = 2};
+static const tcp__identity second = {.rank = 1, .world_size = 2};
+
+static tcp__identity with(const tcp__identity *id, const char *s)
+{
+    tcp__identity made = *id;
+
+    snprintf(made.secret, sizeof(made.secret), "%s", s);
+    return made;
+}
+
+static void send_message(int fd, const tcp__proof_message m)
+{
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(T), "by hand"};
+
+    assert_int_equal(ferry__send_all(fd, m, TCP__PROOF_BYTES, &w), FERRY_OK);
+}
+
+/* False when the connection is closed instead. */
+static bool take_message(int fd, tcp__proof_message m)
+{
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(T), "by hand"};
+
+    return ferry__recv_all(fd, m, TCP__PROOF_BYTES, &w) == FERRY_OK;
+}
+
+static int call_port(int32_t port)
+{
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(T), "by hand"};
+    int fd = -1;
+
+    assert_int_equal(ferry__tcp_connect("127.0.0.1", port, &w, &fd), FERRY_OK);
+    return fd;
+}
+
+static int take_call(int listener)
+{
+    ferry__deadline until = ferry__deadline_in(T);
+    int fd = -1;
+
+    while (ferry__tcp_accept(listener, &fd) != FERRY_OK) {
+        assert_false(ferry__deadline_passed(&until));
+        ferry__sleep_ms(1);
+    }
+    return fd;
+}
+
+/* What rank 1 would say to rank 0; true when it was welcomed. */
+static bool shake_by_hand(int fd, const tcp__identity *id, uint32_t channel,
+                          tcp__proof_message hello, tcp__proof_message proof)
+{
+    tcp__proof_message answer;
+    tcp__proof p;
+
+    assert_int_equal(ferry__tcp_proof_call(&p, 0, channel), FERRY_OK);
+    ferry__tcp_proof_write(&p, id, TCP__HELLO, hello);
+    send_message(fd, hello);
+    assert_true(take_message(fd, answer));
+    assert_int_equal(ferry__tcp_proof_read(&p, id, TCP__CHALLENGE, answer),
+                     FERRY_OK);
+    ferry__tcp_proof_write(&p, id, TCP__PROOF, proof);
+    send_message(fd, proof);
+    return take_message(fd, answer) &&
+           ferry__tcp_proof_read(&p, id, TCP__WELCOME, answer) == FERRY_OK;
+}
+
+static void start_seat(comm_group *g, seat *s, pthread_t *thread)
+{
+    s->group = g;
+    assert_int_equal(ferry__thread_start(thread, "seat", sit, s), FERRY_OK);
+}
+
+/* All that a rank said on one connection opens no other one. */
+static void replayed_transcript_is_refused(void **state)
+{
+    tcp__proof_message hello, proof, answer;
+    tcp__identity id = with(&second, secret);
+    seat seats[3] = {
+        {.rank = 0, .w.timeout_ms = 500}, {.rank = 0}, {.rank = 1}};
+    pthread_t thread;
+    comm_group g;
+    int fd;
+
+    (void)state;
+    assert_int_equal(make(&g, 2, 0), FERRY_OK);
+    start_seat(&g, &seats[0], &thread);
+    fd = call_port(g.ports[0]);
+    assert_true(shake_by_hand(fd, &id, 0, hello, proof));
+    pthread_join(thread, NULL);
+    close(fd);
+    assert_null(memmem(hello, sizeof(hello), secret, 8));
+    assert_null(memmem(proof, sizeof(proof), secret, 8));
+
+    start_seat(&g, &seats[1], &thread);
+    fd = call_port(g.ports[0]);
+    send_message(fd, hello);
+    assert_true(take_message(fd, answer));
+    assert_memory_equal(answer, "FTCP", 4);
+    send_message(fd, proof);
+    assert_true(take_message(fd, answer));
+    assert_memory_equal(answer, "FNO!", 4);
+    assert_non_null(strstr((char *)answer + 8, "the secret is wrong"));
+    assert_false(take_message(fd, answer));
+    close(fd);
+    /* The right one is still awaited, and comes. */
+    seats[2].group = &g;
+    sit(&seats[2]);
+    pthread_join(thread, NULL);
+    assert_int_equal(seats[1].status, FERRY_OK);
+    assert_int_equal(seats[2].status, FERRY_OK);
+    ferry__comm_close(&seats[1].c);
+    ferry__comm_close(&seats[2].c);
+    drop(&g);
+}
+
+/* Who took over the address of rank 0 without knowing the secret. */
+typedef enum trick { REFLECT, GUESS, OLD, HALF, SILENT } trick;
+
+/* Up to the challenge, on one of the connections. */
+static void play_challenge(int fd, trick t, tcp__proof *p)
+{
+    tcp__identity id = with(&first, "guess");
+    tcp__proof_message m;
+
+    assert_true(take_message(fd, m));
+    assert_null(memmem(m, sizeof(m), secret, 8));
+    assert_int_equal(ferry__tcp_proof_answer(p, &id, m), FERRY_OK);
+    if (t == REFLECT)
+        memcpy(p->mine, p->theirs, sizeof(p->mine));
+    ferry__tcp_proof_write(p, &id, TCP__CHALLENGE, m);
+    if (t == HALF)
+        assert_true(write(fd, m, sizeof(m) / 2) > 0);
+    else
+        send_message(fd, m);
+}
+
+static void play_rank_0(const int *fds, trick t)
+{
+    static const tcp__proof_message old =
+        "FNO!\0\0\0\0protocol version 2, this is 1";
+    tcp__identity id = with(&first, "guess");
+    tcp__proof proofs[3];
+    tcp__proof_message m;
+
+    if (t == OLD)
+        send_message(fds[0], old);
+    if (t == OLD || t == SILENT) {
+        assert_true(take_message(fds[0], m));
+        return;
+    }
+    for (int i = 0; i < (t == HALF ? 1 : 3); i++)
+        play_challenge(fds[i], t, &proofs[i]);
+    if (t == HALF)
+        return;
+    assert_true(take_message(fds[0], m));
+    assert_null(memmem(m, sizeof(m), secret, 8));
+    if (t == REFLECT) {
+        ferry__write_u32(m + 20, 0);
+        ferry__write_u32(m + 24, 1);
+        ferry__write_u32(m + 32, TCP__WELCOME);
+    } else {
+        ferry__tcp_proof_write(&proofs[0], &id, TCP__WELCOME, m);
+    }
+    send_message(fds[0], m);
+}
+
+static void meet_impostor(trick t, ferry_status want, const char *text)
+{
+    seat s = {.rank = 1, .w.timeout_ms = t == SILENT ? 300 : T};
+    int64_t began = ferry__now_ns();
+    pthread_t thread;
+    comm_group g;
+    int fds[3];
+    tcp__proof_message m;
+
+    assert_int_equal(make(&g, 2, 0), FERRY_OK);
+    start_seat(&g, &s, &thread);
+    for (int i = 0; i < 3; i++)
+        fds[i] = take_call(g.fds[0]);
+    play_rank_0(fds, t);
+    if (t == HALF)
+        close(fds[0]);
+    pthread_join(thread, NULL);
+    if (s.status != want || !strstr(s.line, text))
+        fail_msg("not '%s': %s", text, s.line);
+    assert_non_null(strstr(s.line, "rank 0 at 127.0.0.1:"));
+    assert_null(strstr(s.line, "01234567"));
+    assert_true(ferry__now_ns() - began < INT64_C(6000000000));
+    /* The rank said nothing more, and is gone. */
+    if (t != HALF)
+        assert_false(take_message(fds[0], m));
+    for (int i = t == HALF; i < 3; i++)
+        close(fds[i]);
+    drop(&g);
+}
+
+static void impostors_are_not_believed(void **state)
+{
+    (void)state;
+    meet_impostor(REFLECT, FERRY_EAUTH, "is not it: the secret is wrong");
+    meet_impostor(GUESS, FERRY_EAUTH, "is not it: the secret is wrong");
+    meet_impostor(HALF, FERRY_ECONN, "closed by peer");
+    meet_impostor(SILENT, FERRY_ETIMEOUT, "no answer within 300 ms");
+}
+
+/* Each end of another version is told both. */
+static void other_versions_are_named(void **state)
+{
+    seat s = {.rank = 0, .w.timeout_ms = 400};
+    tcp__proof_message old = "FTCP\1", answer;
+    pthread_t thread;
+    comm_group g;
+    int fd;
+
+    (void)state;
+    meet_impostor(OLD, FERRY_EPEER,
+                  "refused this rank: protocol version 2, this is 1");
+    assert_int_equal(make(&g, 2, 0), FERRY_OK);
+    start_seat(&g, &s, &thread);
+    fd = call_port(g.ports[0]);
+    send_message(fd, old);
+    assert_true(take_message(fd, answer));
+    assert_string_equal((char *)answer + 8, "protocol version 1, this is 2");
+    close(fd);
+    pthread_join(thread, NULL);
+    assert_int_equal(s.status, FERRY_ETIMEOUT);
+    drop(&g);
+}
+
+/* Those that stop in the middle, at either message, keep nobody waiting. */
+static void slow_and_cut_strangers_hold_nobody_up(void **state)
+{
+    seat seats[2] = {{.rank = 0}, {.rank = 1}};
+    tcp__identity id = with(&second, "guess");
+    tcp__proof_message m;
+    tcp__proof p;
+    pthread_t thread;
+    comm_group g;
+    int fds[4];
+
+    (void)state;
+    assert_int_equal(make(&g, 2, 0), FERRY_OK);
+    start_seat(&g, &seats[0], &thread);
+    assert_int_equal(ferry__tcp_proof_call(&p, 0, 0), FERRY_OK);
+    ferry__tcp_proof_write(&p, &id, TCP__HELLO, m);
+    for (int i = 0; i < 4; i++) {
+        fds[i] = call_port(g.ports[0]);
+        assert_true(write(fds[i], m, i < 2 ? 50 : sizeof(m)) > 0);
+    }
+    for (int i = 2; i < 4; i++)
+        assert_true(take_message(fds[i], m));
+    assert_true(write(fds[2], m, 60) > 0);
+    close(fds[0]);
+    close(fds[2]);
+    seats[1].group = &g;
+    sit(&seats[1]);
+    pthread_join(thread, NULL);
+    assert_int_equal(seats[0].status, FERRY_OK);
+    assert_int_equal(seats[1].status, FERRY_OK);
+    close(fds[1]);
+    close(fds[3]);
+    ferry__comm_close(&seats[0].c);
+    ferry__comm_close(&seats[1].c);
+    drop(&g);
+}
+
+/* The port of exposed memory gives nothing to who only has the key. */
+static void a_key_alone_pulls_nothing(void **state)
+{
+    seat seats[2] = {{.rank = 0}, {.rank = 1}};
+    tcp__identity guess = with(&second, "guess"), id = with(&second, secret);
+    unsigned char key[FERRY__PULL_KEY], exposed[64], got[64] = {0};
+    tcp__proof_message hello, proof;
+    unsigned char ask[104] = "FTPL";
+    size_t key_bytes;
+    comm_group g;
+    int fd;
+
+    (void)state;
+    assert_int_equal(make(&g, 2, 0), FERRY_OK);
+    seats[0].group = seats[1].group = &g;
+    sit_down(seats, 2);
+    memset(exposed, 0x5a, sizeof(exposed));
+    assert_int_equal(seats[0].c->ops->expose(seats[0].c, exposed,
+                                             sizeof(exposed), key, &key_bytes),
+                     FERRY_OK);
+    assert_null(memmem(key, key_bytes, secret, 8));
+    /* A question without a proof, and a proof by a guess. */
+    fd = call_port((int32_t)ferry__read_u32(key + 4));
+    memcpy(ask + 8, key + 8, 8);
+    ask[24] = sizeof(exposed);
+    send_message(fd, ask);
+    assert_false(take_message(fd, hello));
+    close(fd);
+    fd = call_port((int32_t)ferry__read_u32(key + 4));
+    assert_false(shake_by_hand(fd, &guess, 3, hello, proof));
+    close(fd);
+    /* A proof for another channel is none for this one. */
+    fd = call_port((int32_t)ferry__read_u32(key + 4));
+    hello[28] = 0;
+    send_message(fd, hello);
+    assert_false(take_message(fd, hello));
+    close(fd);
+    fd = call_port((int32_t)ferry__read_u32(key + 4));
+    assert_true(shake_by_hand(fd, &id, 3, hello, proof));
+    close(fd);
+    assert_int_equal(seats[1].c->ops->pull(seats[1].c, got, sizeof(got), 0, key,
+                                           key_bytes, 0, T),
+                     FERRY_OK);
+    assert_memory_equal(got, exposed, sizeof(got));
+    ferry__comm_close(&seats[0].c);
+    ferry__comm_close(&seats[1].c);
+    drop(&g);
+}
+
+typedef struct impostor {
+    int listener;
+    bool asked;
+} impostor;
+
+static void *play_server(void *arg)
+{
+    tcp__identity id = with(&first, "guess");
+    impostor *i = arg;
+    int fd = take_call(i->listener);
+    tcp__proof_message m;
+    tcp__proof p;
+
+    if (take_message(fd, m) &&
+        ferry__tcp_proof_answer(&p, &id, m) == FERRY_OK) {
+        ferry__tcp_proof_write(&p, &id, TCP__CHALLENGE, m);
+        send_message(fd, m);
+        (void)take_message(fd, m);
+        ferry__tcp_proof_write(&p, &id, TCP__WELCOME, m);
+        send_message(fd, m);
+        i->asked = take_message(fd, m);
+    }
+    close(fd);
+    return NULL;
+}
+
+/* Who took over the port of exposed memory feeds nothing. */
+static void a_puller_believes_no_impostor(void **state)
+{
+    seat seats[2] = {{.rank = 0}, {.rank = 1}};
+    unsigned char key[FERRY__PULL_KEY], exposed[64] = {0}, got[64] = {0};
+    impostor i = {.asked = true};
+    pthread_t thread;
+    size_t key_bytes;
+    comm_group g;
+    int32_t port;
+
+    (void)state;
+    assert_int_equal(make(&g, 2, 0), FERRY_OK);
+    seats[0].group = seats[1].group = &g;
+    sit_down(seats, 2);
+    assert_int_equal(seats[0].c->ops->expose(seats[0].c, exposed,
+                                             sizeof(exposed), key, &key_bytes),
+                     FERRY_OK);
+    assert_int_equal(ferry__tcp_listen("127.0.0.1", 0, &i.listener, &port),
+                     FERRY_OK);
+    ferry__write_u32(key + 4, (uint32_t)port);
+    assert_int_equal(ferry__thread_start(&thread, "impostor", play_server, &i),
+                     FERRY_OK);
+    assert_int_equal(seats[1].c->ops->pull(seats[1].c, got, sizeof(got), 0, key,
+                                           key_bytes, 0, T),
+                     FERRY_EAUTH);
+    assert_non_null(strstr(ferry_last_error(), "what answers for rank 0 is "
+                                               "not it: the secret is wrong"));
+    pthread_join(thread, NULL);
+    assert_false(i.asked);
+    close(i.listener);
+    ferry__comm_close(&seats[0].c);
+    ferry__comm_close(&seats[1].c);
+    drop(&g);
+}
+
 /* O-18 */
 static void o18_duplicate_rank_is_refused_by_name(void **state)
 {
@@ -489,6 +870,12 @@ int main(void)
         cmocka_unit_test(trees_reach_all_and_enter_each_host_once),
         cmocka_unit_test(strangers_are_refused_and_the_group_still_forms),
         cmocka_unit_test(wrong_peers_are_told_why),
+        cmocka_unit_test(replayed_transcript_is_refused),
+        cmocka_unit_test(impostors_are_not_believed),
+        cmocka_unit_test(other_versions_are_named),
+        cmocka_unit_test(slow_and_cut_strangers_hold_nobody_up),
+        cmocka_unit_test(a_key_alone_pulls_nothing),
+        cmocka_unit_test(a_puller_believes_no_impostor),
         cmocka_unit_test(o18_duplicate_rank_is_refused_by_name),
         cmocka_unit_test(stopped_rank_is_named_within_the_bound),
         cmocka_unit_test(no_progress_ends_a_call_before_its_deadline),

@@ -2,6 +2,7 @@
 /* Ranks that meet through a store: the right ones, too many, too few, and
  * again after the last group is dead. */
 #include "comm/rendezvous.h"
+#include "comm/rendezvous_card.h"
 
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -193,8 +194,134 @@ static void different_secrets_are_refused(void **state)
     (void)state;
     seats[1].r.secret = "another";
     sit_down(seats, 2);
-    assert_int_equal(seats[0].status, FERRY_ETIMEOUT);
-    assert_non_null(strstr(seats[1].line, "the secret is wrong"));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(seats[i].status, FERRY_EAUTH);
+        assert_non_null(strstr(seats[i].line, i == 0 ? "rank 1" : "rank 0"));
+        assert_non_null(strstr(seats[i].line, "the secret is wrong"));
+    }
+}
+
+/* ---- who can write the store, and does not know the secret ---- */
+
+typedef void forger(ferry__store *s, const char *key, const char *card,
+                    size_t size);
+
+/* Rank 0 puts its card down; another one is there when rank 1 comes. */
+static void meet_forged(forger *forge, ferry_status want, const char *text)
+{
+    seat seats[2] = {seat_of(0, 2, 1, T), seat_of(1, 2, 1, T)};
+    static const char name[] = "ferry/1/rank/0/card";
+    ferry__store *store = NULL;
+    pthread_t thread;
+    size_t size;
+    void *card;
+
+    assert_int_equal(ferry__store_open("127.0.0.1", port, T, &store), FERRY_OK);
+    assert_int_equal(ferry__thread_start(&thread, "seat", sit, &seats[0]),
+                     FERRY_OK);
+    assert_int_equal(ferry__store_get(store, name, T, &card, &size), FERRY_OK);
+    assert_null(memmem(card, size, "secret", 6));
+    forge(store, name, card, size);
+    ferry__free(card);
+    sit(&seats[1]);
+    pthread_join(thread, NULL);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(seats[i].status, want);
+        assert_non_null(strstr(seats[i].line, "rank 0"));
+        assert_non_null(strstr(seats[i].line, text));
+    }
+    ferry__store_close(&store);
+}
+
+/* Another address, with the proof of the card that was there. */
+static void take_over(ferry__store *s, const char *name, const char *card,
+                      size_t size)
+{
+    static const char address[] = "2 1 4000 1 10.9.8.7";
+    char forged[256];
+    int n = snprintf(forged, sizeof(forged), "%s%s", address, card + size - 65);
+
+    assert_int_equal(ferry__store_set(s, name, forged, (size_t)n), FERRY_OK);
+}
+
+/* The card of another rank, which is a right one in its own place. */
+static void swap_cards(ferry__store *s, const char *name, const char *card,
+                       size_t size)
+{
+    ferry__rendezvous other = {1, 2, 1, T, .secret = "secret"};
+    ferry__str sealed = {0};
+
+    (void)card;
+    (void)size;
+    assert_int_equal(ferry__card_seal(&other, "1 4000 1 ::1", 12, &sealed),
+                     FERRY_OK);
+    assert_int_equal(ferry__store_set(s, name, sealed.data, sealed.length),
+                     FERRY_OK);
+    ferry__str_free(&sealed);
+}
+
+static void write_old(ferry__store *s, const char *name, const char *card,
+                      size_t size)
+{
+    static const char old[] = "1 77 4000 12 127.0.0.1";
+
+    (void)card;
+    (void)size;
+    assert_int_equal(ferry__store_set(s, name, old, sizeof(old) - 1), FERRY_OK);
+}
+
+static void write_junk(ferry__store *s, const char *name, const char *card,
+                       size_t size)
+{
+    (void)card;
+    (void)size;
+    assert_int_equal(ferry__store_set(s, name, "2 ", 2), FERRY_OK);
+}
+
+static void a_writer_of_the_store_takes_over_no_address(void **state)
+{
+    (void)state;
+    meet_forged(take_over, FERRY_EAUTH, "the secret is wrong");
+}
+
+static void a_card_is_right_in_its_own_place_only(void **state)
+{
+    (void)state;
+    meet_forged(swap_cards, FERRY_EAUTH, "the secret is wrong");
+}
+
+static void cards_of_other_versions_are_named(void **state)
+{
+    (void)state;
+    meet_forged(write_old, FERRY_EVERSION, "protocol version 1, this is 2");
+}
+
+static void junk_for_a_card_is_refused(void **state)
+{
+    (void)state;
+    meet_forged(write_junk, FERRY_EPEER, "is not readable");
+}
+
+/* As docs/protocol.md has it; the proof was made by another program. */
+static void golden_card(void **state)
+{
+    static const char card[] = "77 4000 12 127.0.0.1";
+    static const char want[] =
+        "2 77 4000 12 127.0.0.1 "
+        "b3e8cd3a1ce8038abc90f1d87fec96a8d888329946f43bbffb585f3d06c2c92b";
+    ferry__rendezvous r = {1, 3, 7, T, .secret = "secret"};
+    ferry__str sealed = {0};
+    size_t size;
+
+    (void)state;
+    assert_int_equal(ferry__card_seal(&r, card, sizeof(card) - 1, &sealed),
+                     FERRY_OK);
+    assert_string_equal(sealed.data, want);
+    size = sealed.length;
+    assert_int_equal(ferry__card_open(&r, 1, sealed.data, &size), FERRY_OK);
+    assert_string_equal(sealed.data, card);
+    assert_int_equal(size, sizeof(card) - 1);
+    ferry__str_free(&sealed);
 }
 
 /* O-14, O-19: groups that are never closed before the next one begins, some
@@ -246,6 +373,11 @@ int main(void)
         CASE(missing_rank_0_is_named),
         CASE(different_worlds_are_refused),
         CASE(different_secrets_are_refused),
+        CASE(a_writer_of_the_store_takes_over_no_address),
+        CASE(a_card_is_right_in_its_own_place_only),
+        CASE(cards_of_other_versions_are_named),
+        CASE(junk_for_a_card_is_refused),
+        CASE(golden_card),
         CASE(o19_new_generations_do_not_wait_for_dead_ones),
     };
 
