@@ -37,6 +37,7 @@ typedef enum ferry__fault {
     FERRY__FAULT_ALLOC,
     FERRY__FAULT_MMAP,
     FERRY__FAULT_THREAD,
+    FERRY__FAULT_UCX_DROP, /* what is under way in UCX does not end in time */
     FERRY__FAULT_COUNT
 } ferry__fault;
 void ferry__fault_arm(ferry__fault kind, uint64_t n);

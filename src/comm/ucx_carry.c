@@ -5,6 +5,7 @@
  * Invariant: nothing touches a flow's memory after carry and drop returned. */
 #include "comm/ucx_private.h"
 
+#include "base/alloc.h"
 #include "base/log.h"
 
 #include <errno.h>
@@ -477,13 +478,32 @@ void ferry__ucx_flush(ucx__net *n)
     ferry__ucx_end_call(n);
 }
 
+/* Operations that UCX does not end may still reach into memory that the
+ * caller is about to have back. Without a worker nothing moves them and the
+ * network has lost its way here; what they hold within UCX is leaked. */
+static void cut_off(ucx__net *n)
+{
+    ferry__log(FERRY_LOG_WARN,
+               "rank %d: ucx has not ended %zu operations within %lld ms: its "
+               "worker is closed under them",
+               n->comm->base.rank, n->outstanding, (long long)DROP_MS);
+    ferry__ucx_stop_mover(n);
+    ucp_worker_destroy(n->worker);
+    n->worker = NULL;
+    n->stale_key = NULL; /* went with the worker */
+    n->outstanding = 0;
+}
+
 /* Closes all endpoints by force, which ends what they had under way. */
 static void drop(tcp__comm *c)
 {
-    ferry__deadline until = ferry__deadline_in(DROP_MS);
+    ferry__deadline until = ferry__deadline_in(
+        ferry__fault_hit(FERRY__FAULT_UCX_DROP) ? 0 : DROP_MS);
     ucx__net *n = c->carrier_state;
     bool closed = false;
 
+    if (!n->worker)
+        return;
     ferry__ucx_begin_call(n);
     for (size_t i = 0; i < n->n_used; i++) {
         give_up(n, &n->lanes[i].head);
@@ -510,6 +530,11 @@ static void drop(tcp__comm *c)
         }
         closed = all_ended(n);
     }
+    if (!closed)
+        cut_off(n);
+    if (n->stale_key)
+        ucp_rkey_destroy(n->stale_key);
+    n->stale_key = NULL;
     ferry__ucx_end_call(n);
 }
 

@@ -6,6 +6,7 @@
 #include "comm/ucx_private.h"
 
 #include "base/alloc.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "comm/tcp_tree.h"
 
@@ -16,16 +17,17 @@
 #include <unistd.h>
 
 #define MAGIC         UINT32_C(0x58435546) /* "FUCX" */
-#define VERSION       UINT32_C(1)
+#define VERSION       UINT32_C(2)
 #define TOKEN_BITS    40
 #define ADDRESS_BYTES ((uint64_t)64 << 10)
 
 /* What every rank tells the others, little-endian, before the addresses.
  * 1. u32 magic  2. u32 version  3. u64 token  4. u64 bytes of the address
- * 5. u32 major and minor version of UCX, 16 bits each  6. u32 0 */
+ * 5. u64 XXH3-64 of it  6. u32 major and minor version of UCX, 16 bits each
+ * 7. u32 0 */
 typedef struct card {
     uint32_t magic, version;
-    uint64_t token, address_bytes;
+    uint64_t token, address_bytes, address_digest;
     uint32_t ucx_version, zero;
 } card;
 
@@ -86,7 +88,7 @@ static ferry_status check_card(const ucx__net *n, const card *k, int32_t rank)
 {
     uint32_t mine = ucx_version();
 
-    if (k->magic != MAGIC || k->address_bytes > ADDRESS_BYTES)
+    if (k->magic != MAGIC)
         return ferry_fail(FERRY_EPEER,
                           "ucx: the card of rank %d is not "
                           "readable",
@@ -95,6 +97,12 @@ static ferry_status check_card(const ucx__net *n, const card *k, int32_t rank)
         return ferry_fail(FERRY_EVERSION,
                           "ucx: rank %d has protocol version %u, this is %u",
                           rank, k->version, VERSION);
+    if (k->address_bytes < 1 || k->address_bytes > ADDRESS_BYTES)
+        return ferry_fail(FERRY_EPEER,
+                          "ucx: the address of rank %d has %llu bytes, at most "
+                          "%llu",
+                          rank, (unsigned long long)k->address_bytes,
+                          (unsigned long long)ADDRESS_BYTES);
     if (k->ucx_version != mine)
         ferry__log(FERRY_LOG_INFO, "rank %d: ucx %u.%u, rank %d has %u.%u",
                    n->comm->base.rank, mine >> 16, mine & 0xffff, rank,
@@ -140,6 +148,21 @@ static int64_t left_of(const ferry__deadline *until)
     return left > 0 ? left : 1;
 }
 
+/* UCX does not check what it is given. */
+static ferry_status check_address(const card *k, int32_t rank,
+                                  const void *address)
+{
+    uint64_t digest = ferry__xxh3(address, (size_t)k->address_bytes);
+
+    if (digest == k->address_digest)
+        return FERRY_OK;
+    return ferry_fail(FERRY_EDIGEST,
+                      "ucx: the address of rank %d is damaged: digest %016llx, "
+                      "it said %016llx",
+                      rank, (unsigned long long)digest,
+                      (unsigned long long)k->address_digest);
+}
+
 /* Takes the addresses of all ranks, each in `each` bytes, and connects. */
 static ferry_status connect_all(ucx__net *n, const card *cards,
                                 const void *mine, uint64_t each,
@@ -155,6 +178,8 @@ static ferry_status connect_all(ucx__net *n, const card *cards,
     memcpy(all + world * each, mine, (size_t)cards[c->rank].address_bytes);
     status = c->ops->all_gather(c, all + world * each, (size_t)each, all,
                                 left_of(until));
+    for (int32_t r = 0; r < c->world_size && status >= 0; r++)
+        status = check_address(&cards[r], r, all + (size_t)r * each);
     for (int32_t r = 0; r < c->world_size && status >= 0; r++) {
         n->peers[r].token = cards[r].token;
         if (r != c->rank)
@@ -202,6 +227,7 @@ static ferry_status meet(ucx__net *n, const ferry__deadline *until)
         return failed("address of the worker", answer);
     mine.token = n->token;
     mine.address_bytes = address_bytes;
+    mine.address_digest = ferry__xxh3(address, address_bytes);
     mine.ucx_version = ucx_version();
     status = trade(n, &mine, address, until);
     ucp_worker_release_address(n->worker, address);
@@ -324,14 +350,15 @@ void ferry__ucx_net_close(ucx__net *n)
         if (n->comm->failed >= 0 && !atomic_load(&n->comm->aborted))
             ferry__ucx_flush(n);
         ferry__ucx_bearer.drop(n->comm);
-        ferry__ucx_inside(true);
-        while (n->exposed)
-            ferry__ucx_unexpose(&n->comm->base, n->exposed->bytes);
-        ucp_worker_destroy(n->worker);
-        ferry__ucx_inside(false);
     }
+    ferry__ucx_inside(true);
+    while (n->exposed)
+        ferry__ucx_unexpose(&n->comm->base, n->exposed->bytes);
+    if (n->worker)
+        ucp_worker_destroy(n->worker);
     if (n->context)
         ucp_cleanup(n->context);
+    ferry__ucx_inside(false);
     n->comm->carrier_state = NULL;
     pthread_mutex_destroy(&n->lock);
     ferry__free(n->lanes);

@@ -48,8 +48,8 @@ typedef struct ucx__exposed {
 typedef struct ucx__net {
     tcp__comm *comm;
     ucp_context_h context;
-    ucp_worker_h worker;
-    int events; /* descriptor of the worker */
+    ucp_worker_h worker; /* NULL: it was cut off */
+    int events;          /* descriptor of the worker */
     uint64_t token;
     ucx__peer peers[FERRY__COMM_TCP_WORLD];
     ucx__lane *lanes;
@@ -62,6 +62,7 @@ typedef struct ucx__net {
     pthread_t mover;
     int stop; /* event descriptor */
     ucx__exposed *exposed;
+    ucp_rkey_h stale_key; /* of a pull that failed */
 } ucx__net;
 
 /* ---- ucx_provider.c ---- */

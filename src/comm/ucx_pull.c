@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One-sided gets. Where the network does not do them by itself, UCX answers
  * them on the worker of the rank that exposes, which its mover moves.
- * Key: 1. u32 magic  2. u32 0  3. u64 address  4. u64 bytes  5. UCX's packed
- * key, to the end.
- * Invariant: nothing is asked for outside of what the key says. */
+ * Key: 1. u32 magic  2. u32 0  3. u64 address  4. u64 bytes  5. u64 XXH3-64
+ * of what follows  6. UCX's packed key, to the end.
+ * Invariant: nothing is asked for outside of what the key says, and UCX is
+ * given no key that came damaged. */
 #include "comm/ucx_private.h"
 
 #include "base/alloc.h"
+#include "base/hash.h"
 
 #include <string.h>
 
@@ -14,7 +16,7 @@
 
 typedef struct key_head {
     uint32_t magic, zero;
-    uint64_t address, size_bytes;
+    uint64_t address, size_bytes, digest;
 } key_head;
 
 static ucx__net *net_of(ferry__comm *comm)
@@ -28,7 +30,8 @@ static ferry_status pack_key(ucx__net *n, ucp_mem_h memory, void *bytes,
                              size_t size_bytes, void *out_key,
                              size_t *out_key_bytes)
 {
-    key_head head = {MAGIC, 0, (uintptr_t)bytes, size_bytes};
+    key_head head = {
+        .magic = MAGIC, .address = (uintptr_t)bytes, .size_bytes = size_bytes};
     void *packed;
     size_t packed_bytes;
     ucs_status_t answer =
@@ -43,6 +46,7 @@ static ferry_status pack_key(ucx__net *n, ucp_mem_h memory, void *bytes,
                           "expose: ucx's key has %zu bytes, at most %zu",
                           packed_bytes, FERRY__PULL_KEY - sizeof(head));
     }
+    head.digest = ferry__xxh3(packed, packed_bytes);
     memcpy(out_key, &head, sizeof(head));
     memcpy((char *)out_key + sizeof(head), packed, packed_bytes);
     *out_key_bytes = sizeof(head) + packed_bytes;
@@ -199,7 +203,11 @@ static ferry_status get(pulling *p, const void *packed)
     memset(p->n->lanes[0].ops, 0, sizeof(p->n->lanes[0].ops));
     p->n->n_used = 1;
     status = get_all(p);
-    ucp_rkey_destroy(p->key);
+    /* Gets that are still under way use the key: drop has it next. */
+    if (status >= 0)
+        ucp_rkey_destroy(p->key);
+    else
+        p->n->stale_key = p->key;
     return status;
 }
 
@@ -218,6 +226,10 @@ static ferry_status check_pull(const ferry__comm *comm, int32_t from,
     if (out->magic != MAGIC)
         return ferry_fail(FERRY_EINVAL, "pull: the key is none of this "
                                         "provider");
+    if (out->digest !=
+        ferry__xxh3((const char *)key + sizeof(*out), key_bytes - sizeof(*out)))
+        return ferry_fail(FERRY_EDIGEST, "pull: the key of rank %d is damaged",
+                          from);
     if (offset > out->size_bytes || size_bytes > out->size_bytes - offset)
         return ferry_fail(FERRY_EINVAL,
                           "pull: %zu bytes at %llu of rank %d, which exposes "

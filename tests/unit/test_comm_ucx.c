@@ -4,6 +4,7 @@
  * ctest: timeout=300 */
 #include "comm/provider.h"
 
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "base/thread.h"
 #include "harness/comm_cases.h"
@@ -321,6 +322,133 @@ static void silence_is_bounded_by_no_progress(void **state)
     free(bytes);
 }
 
+/* ---- a peer that is of the group and says what is wrong ---- */
+
+typedef struct forged_card {
+    uint32_t magic, version;
+    uint64_t token, address_bytes, address_digest;
+    uint32_t ucx_version, zero;
+} forged_card;
+
+static const forged_card plain = {0x58435546, 2, 7, 64, 0, 0, 0};
+
+/* Rank 1 meets as a tcp group does and then gives the card and, if it comes
+ * to that, an address of zeros. */
+static void meet_forged(forged_card mine, ferry_status want, const char *text)
+{
+    char address[1 << 16] = {0}, *all = calloc(2, sizeof(address));
+    const ferry__provider *tcp;
+    forged_card cards[2];
+    ferry__store *store;
+    pthread_t thread;
+    ferry__comm *c;
+    seat seats[2];
+
+    seat_two(seats);
+    assert_int_equal(ferry__thread_start(&thread, "seat", sit, &seats[0]),
+                     FERRY_OK);
+    assert_int_equal(ferry__provider_find("tcp", &tcp), FERRY_OK);
+    assert_int_equal(ferry__store_open("127.0.0.1", port, T, &store), FERRY_OK);
+    assert_int_equal(tcp->open(store, &seats[1].group, &c), FERRY_OK);
+    assert_int_equal(c->ops->all_gather(c, &mine, sizeof(mine), cards, T),
+                     FERRY_OK);
+    assert_int_equal(cards[0].magic, plain.magic);
+    assert_int_equal(cards[0].version, plain.version);
+    if (mine.address_bytes <= sizeof(address) && mine.address_bytes > 0)
+        c->ops->all_gather(c, address,
+                           cards[0].address_bytes > mine.address_bytes
+                               ? cards[0].address_bytes
+                               : mine.address_bytes,
+                           all, T);
+    pthread_join(thread, NULL);
+    assert_int_equal(seats[0].status, want);
+    if (!strstr(seats[0].line, text))
+        fail_msg("'%s' is not in '%s'", text, seats[0].line);
+    ferry__comm_close(&c);
+    ferry__store_close(&store);
+    free(all);
+}
+
+static void damaged_addresses_are_refused_by_name(void **state)
+{
+    forged_card k = plain;
+
+    (void)state;
+    meet_forged(k, FERRY_EDIGEST, "ucx: the address of rank 1 is damaged");
+    k.address_bytes = UINT64_C(1) << 40;
+    meet_forged(k, FERRY_EPEER,
+                "ucx: the address of rank 1 has 1099511627776 bytes, at most "
+                "65536");
+    k.address_bytes = 0;
+    meet_forged(k, FERRY_EPEER, "ucx: the address of rank 1 has 0 bytes");
+    k = plain;
+    k.version = 1;
+    meet_forged(k, FERRY_EVERSION,
+                "ucx: rank 1 has protocol version 1, this is 2");
+    k.magic = 1;
+    meet_forged(k, FERRY_EPEER, "the card of rank 1 is not readable");
+}
+
+static void damaged_keys_are_refused_by_name(void **state)
+{
+    unsigned char key[FERRY__PULL_KEY], bytes[64] = {5}, got[64] = {0};
+    seat seats[2];
+    size_t n;
+
+    (void)state;
+    seat_two(seats);
+    sit_down(seats, 2);
+    assert_int_equal(
+        seats[0].c->ops->expose(seats[0].c, bytes, sizeof(bytes), key, &n),
+        FERRY_OK);
+    key[n - 1] ^= 1;
+    assert_int_equal(
+        seats[1].c->ops->pull(seats[1].c, got, sizeof(got), 0, key, n, 0, T),
+        FERRY_EDIGEST);
+    assert_string_equal(ferry_last_error(),
+                        "pull: the key of rank 0 is damaged");
+    key[n - 1] ^= 1;
+    assert_int_equal(seats[1].c->ops->pull(seats[1].c, got, sizeof(got), 0, key,
+                                           n - 1, 0, T),
+                     FERRY_EDIGEST);
+    assert_int_equal(
+        seats[1].c->ops->pull(seats[1].c, got, sizeof(got), 0, key, n, 0, T),
+        FERRY_OK);
+    assert_memory_equal(got, bytes, sizeof(got));
+    stand_up(seats);
+}
+
+/* What UCX does not end in time loses its worker before the caller has its
+ * memory back, and all that the group owns goes after that. */
+static void operations_that_do_not_end_are_cut_off(void **state)
+{
+    size_t size = (size_t)6 << 20;
+    char *bytes = malloc(size), *other = malloc(size);
+    seat seats[2];
+
+    (void)state;
+    memset(bytes, 1, size);
+    memset(other, 2, size);
+    seat_two(seats);
+    seats[0].group.no_progress_ms = 300;
+    sit_down(seats, 2);
+    ferry__fault_arm(FERRY__FAULT_UCX_DROP, 1);
+    assert_int_equal(seats[0].c->ops->broadcast(seats[0].c, bytes, size, 0, T),
+                     FERRY_ENOPROGRESS);
+    memset(bytes, 3, size);
+    free(bytes);
+    /* The other one gets nothing of what was under way, and both can end. */
+    assert_int_equal(seats[1].c->ops->broadcast(seats[1].c, other, size, 0, T),
+                     FERRY_EPEER);
+    assert_non_null(strstr(ferry_last_error(), "rank 0"));
+    for (size_t i = 0; i < size; i++)
+        assert_true(other[i] != 3);
+    assert_int_equal(seats[0].c->ops->barrier(seats[0].c, T),
+                     FERRY_ENOPROGRESS);
+    stand_up(seats);
+    free(other);
+}
+
 static int cases(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,6 +460,9 @@ static int cases(void)
         cmocka_unit_test(owner_ends_a_wait_within_its_slice),
         cmocka_unit_test(owner_ends_a_meeting),
         cmocka_unit_test(silence_is_bounded_by_no_progress),
+        cmocka_unit_test(damaged_addresses_are_refused_by_name),
+        cmocka_unit_test(damaged_keys_are_refused_by_name),
+        cmocka_unit_test(operations_that_do_not_end_are_cut_off),
     };
     static const comm_maker one_host = {
         .name = "ucx", .make = make, .open = open_rank, .drop = drop};
