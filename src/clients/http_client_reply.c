@@ -134,7 +134,8 @@ ferry_status ferry__http_judge(const ferry__http_client *c, const char *call,
                           "followed",
                           base, call, reply->code);
     copy_words(reply, words);
-    if (status_of(reply->code) == FERRY_EAUTH)
+    /* 403 is for a rank that the data plane turned away, token or not. */
+    if (reply->code == 401)
         return ferry_fail(FERRY_EAUTH, "%s: %s: server answered %ld to %s: %s",
                           base, call, reply->code,
                           c->token ? "our token" : "a call without token",
