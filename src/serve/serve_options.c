@@ -178,14 +178,31 @@ static ferry_status read_named(int id, const char *arg, ferry__serve_options *o)
     }
 }
 
+/* An IPv6 address may come in the brackets that it has in a URL. */
+static ferry_status read_host(const char *arg, ferry__serve_options *o)
+{
+    size_t n = strlen(arg);
+
+    ferry__free(o->bare_host);
+    o->bare_host = NULL;
+    o->host = arg;
+    if (n < 3 || arg[0] != '[' || arg[n - 1] != ']')
+        return FERRY_OK;
+    o->bare_host = ferry__strdup(arg + 1);
+    if (o->bare_host == NULL)
+        return FERRY_ENOMEM;
+    o->bare_host[n - 2] = '\0';
+    o->host = o->bare_host;
+    return FERRY_OK;
+}
+
 static ferry_status read_flag(int id, const char *arg, ferry__serve_options *o)
 {
     int64_t value = 0;
 
     switch (id) {
     case FLAG_HOST:
-        o->host = arg;
-        return FERRY_OK;
+        return read_host(arg, o);
     case FLAG_PORT_FILE:
         o->port_file = arg;
         return FERRY_OK;
@@ -352,5 +369,6 @@ ferry_status ferry__serve_options_read(int argc, char **argv,
 void ferry__serve_options_free(ferry__serve_options *options)
 {
     ferry__free(options->backend);
-    options->backend = NULL;
+    ferry__free(options->bare_host);
+    options->backend = options->bare_host = NULL;
 }

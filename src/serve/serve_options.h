@@ -28,6 +28,7 @@ typedef struct ferry__serve_options {
     const char *join;               /* NULL, or the server to copy from */
     const char *join_key, *join_ca; /* its token and CA; may be NULL */
     char *backend;                  /* owned; NULL: no weight routes */
+    char *bare_host; /* owned; `host` where it came in brackets, else NULL */
     ferry__load_format load_format;
     ferry_dtype kernel;
     ferry_commit commit;

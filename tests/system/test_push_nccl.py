@@ -281,7 +281,7 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
 def test_o15_ipv6_for_calls_and_bytes(models: list[Path],
                                       tmp_path: Path) -> None:
-    with Server(tmp_path, models[0], *NCCL, *SMALL, *BOUNDS, "--host", "::1",
+    with Server(tmp_path, models[0], *NCCL, *SMALL, *BOUNDS, "--host", "[::1]",
                 weights=False) as server:
         server.url = f"http://[::1]:{server.port}"
         for i, address in enumerate(["::1", "[::1]", None]):
