@@ -310,11 +310,32 @@ def test_o17_a_busy_port_is_named_before_any_worker_is_told(
         assert time.monotonic() - from_s < 2
         # It failed here: that a server cannot be reached has another code.
         assert done.returncode == 1 and f"127.0.0.1:{port}" in done.stderr
+        assert "master_port" in done.stderr
         for server in fleet:
             assert server.status()["running_call"] is None
     assert [s.log().count("nccl: rank") for s in fleet] == before
     push(models[1], a, b, extra=("--master-port", port))
     holds(b, models[1], 1)
+
+
+def test_a_master_address_that_is_nowhere_is_named_as_such(
+    fleet: tuple[Server, Server], models: list[Path]
+) -> None:
+    done = push(models[1], *fleet, check=False,
+                extra=("--master-address", "nowhere.invalid"))
+    # Not 3: the servers were there.
+    assert done.returncode == 1, done
+    assert "master_address" in done.stderr and "nowhere" in done.stderr
+
+
+def test_a_url_that_leads_elsewhere_is_not_blamed_on_nccl_alone(
+    fleet: tuple[Server, Server], models: list[Path]
+) -> None:
+    done = ferry("push", str(models[1]), "--backend", "nccl", "--to",
+                 fleet[0].url + "/elsewhere", check=False,
+                 env={**os.environ, "FERRY_NCCL_LIBRARY": "/none/nccl.so"})
+    assert done.returncode == 1 and "are not Ferry" in done.stderr, done
+    assert "/ferry/status" in done.stderr and "NCCL" in done.stderr
 
 
 def test_a_provider_that_is_not_there_is_refused_by_name(

@@ -74,6 +74,19 @@ static ferry_status learn_peers(nccl__trainer *t)
     return FERRY_OK;
 }
 
+/* A URL that leads elsewhere makes a Ferry server look like another one, and
+ * that NCCL is missing would be all that is heard of it. */
+static ferry_status provider_loads(const nccl__trainer *t)
+{
+    ferry_status status = t->provider->available();
+
+    if (status < 0 && !t->ferry)
+        return ferry__fail_prefix(
+            status, "the servers are not Ferry (ferry serve answers "
+                    "/ferry/status), so they need NCCL, and");
+    return status;
+}
+
 static ferry_status choose_provider(nccl__trainer *t)
 {
     const char *name = t->info->provider;
@@ -90,7 +103,7 @@ static ferry_status choose_provider(nccl__trainer *t)
                           "has Ferry's engines)",
                           name);
     FERRY_TRY(ferry__provider_find(name, &t->provider));
-    FERRY_TRY(t->provider->available());
+    FERRY_TRY(provider_loads(t));
     if (t->rendezvous == NCCL__RENDEZVOUS_UNIQUE_ID && !t->provider->unique_id)
         return ferry_fail(FERRY_ENOTSUP,
                           "field rendezvous: provider %s has no unique ids",
@@ -124,12 +137,18 @@ static ferry_status learn_world(nccl__trainer *t)
 static ferry_status serve_store(nccl__trainer *t)
 {
     int32_t port = t->port > 0 ? t->port : t->info->master_port;
+    ferry_status status;
 
     if (!t->ferry)
         ferry__store_server_close(&t->server);
     if (t->server)
         return FERRY_OK;
-    return ferry__store_serve(t->address, port, &t->port, &t->server);
+    status = ferry__store_serve(t->address, port, &t->port, &t->server);
+    /* No server was asked yet: it is this end's own address that is wrong. */
+    if (status < 0)
+        return ferry__fail_prefix(status == FERRY_ECONN ? FERRY_EINVAL : status,
+                                  "fields master_address, master_port");
+    return FERRY_OK;
 }
 
 static ferry_status prepare(nccl__trainer *t)
