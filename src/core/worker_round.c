@@ -108,12 +108,27 @@ static void end_orphan(ferry_worker *w)
     ferry__worker_fail_round(w, FERRY_ECANCELED);
 }
 
+/* The fields of another backend are refused one by one: that the trainer
+ * sends by another one than this worker has is what must be said. */
+static ferry_status parse_init(const ferry_worker *w, const char *init_info,
+                               void **out_info)
+{
+    ferry_status st = ferry_info_parse(w->ops->init_info, init_info, out_info);
+    char line[FERRY__LINE_MAX];
+
+    if (st != FERRY_EINVAL)
+        return st;
+    line[0] = 0;
+    strncat(line, ferry_last_error(), sizeof(line) - 1);
+    return ferry_fail(st, "%s; this worker's backend is %s", line, w->backend);
+}
+
 static ferry_status init_engine(ferry_worker *w, const char *init_info)
 {
     void *info;
     ferry_status st;
 
-    FERRY_TRY(ferry_info_parse(w->ops->init_info, init_info, &info));
+    FERRY_TRY(parse_init(w, init_info, &info));
     end_orphan(w);
     ferry__worker_shutdown_engine(w);
     ferry__round_set_bounds(&w->round, 0, 0);

@@ -338,6 +338,15 @@ def test_a_url_that_leads_elsewhere_is_not_blamed_on_nccl_alone(
     assert "/ferry/status" in done.stderr and "NCCL" in done.stderr
 
 
+def test_a_trainer_of_another_backend_is_told_the_server_s(
+    fleet: tuple[Server, Server], models: list[Path]
+) -> None:
+    done = ferry("push", str(models[1]), fleet[1].url, "--backend", "ipc",
+                 check=False)
+    assert done.returncode == 1, done
+    assert "this worker's backend is nccl" in done.stderr, done
+
+
 def test_a_provider_that_is_not_there_is_refused_by_name(
     fleet: tuple[Server, Server], models: list[Path]
 ) -> None:
