@@ -107,14 +107,45 @@ ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st)
     return ferry__fail_line(st, line);
 }
 
-static bool init_runs(ferry__server *s)
+ferry_status ferry__control_no_round(ferry__server *s, const char *words)
+{
+    ferry_status st;
+
+    pthread_mutex_lock(&s->lock);
+    st = ferry_fail(FERRY_EORDER, "%s%s%.600s", words,
+                    s->last_failure == NULL ? "" : " The last round failed: ",
+                    s->last_failure == NULL ? "" : s->last_failure);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+/* Marks the init that runs as one that another takes over. */
+static bool take_over(ferry__server *s)
 {
     bool runs;
 
     pthread_mutex_lock(&s->lock);
     runs = s->running != NULL && strcmp(s->running, init_name) == 0;
+    s->taken_over = s->taken_over || runs;
     pthread_mutex_unlock(&s->lock);
     return runs;
+}
+
+/* Its trainer must hear of the other one, and not only that it was canceled.
+ */
+static ferry_status say_taken_over(ferry__server *s, ferry_status st)
+{
+    bool taken;
+
+    pthread_mutex_lock(&s->lock);
+    taken = s->taken_over;
+    s->taken_over = false;
+    pthread_mutex_unlock(&s->lock);
+    if (st < 0 && taken)
+        return ferry__fail_prefix(st, "another trainer initialised the "
+                                      "transfer (or the same one, which "
+                                      "reaches this server by two URLs)");
+    return st;
 }
 
 /* An init that still waits for its group to form gives way: its trainer may
@@ -127,7 +158,7 @@ static ferry_status begin_init(ferry__server *s)
 
     while ((st = ferry__rank_call_begin(s, init_name)) == FERRY_EBUSY &&
            !ferry__deadline_passed(&d)) {
-        if (init_runs(s))
+        if (take_over(s))
             ferry__rank_call_abort(s);
         ferry__sleep_ms(50);
     }
@@ -139,6 +170,7 @@ ferry_status ferry__control_init(ferry__server *s, const char *init_info)
     ferry_status st;
 
     FERRY_TRY(begin_init(s));
+    (void)say_taken_over(s, FERRY_OK); /* that was the one before */
     st = ferry__rank_call_wait_up(s);
     /* A trainer that came back does not wait for the round that the dead one
      * left open. */
@@ -148,6 +180,7 @@ ferry_status ferry__control_init(ferry__server *s, const char *init_info)
     }
     if (st == FERRY_OK)
         st = ferry__rank_call(s, FERRY__RANK_INIT, init_info, NULL);
+    st = say_taken_over(s, st);
     ferry__rank_call_end(s);
     return st;
 }
@@ -185,8 +218,8 @@ ferry_status ferry__control_update(ferry__server *s, const char *update_info)
 
     FERRY_TRY(ferry__rank_call_begin(s, "update_weights"));
     if (!s->round_open) {
-        st = ferry_fail(FERRY_EORDER, "start_weight_update must be called "
-                                      "before update_weights.");
+        st = ferry__control_no_round(s, "start_weight_update must be called "
+                                        "before update_weights.");
     } else if (ferry__control_is_prepared(s)) {
         st = ferry_fail(FERRY_EORDER,
                         "update_weights came after prepare_weight_update: "

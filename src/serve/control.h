@@ -13,6 +13,9 @@ void ferry__control_round_end(ferry__server *s, bool finished,
                               const char *line);
 /* A failed round: every rank lets go of it. Keeps the recorded line. */
 ferry_status ferry__control_round_failed(ferry__server *s, ferry_status st);
+/* FERRY_EORDER in `words`, for a call that needs an open round where there is
+ * none; says why the last one ended, if it failed. */
+ferry_status ferry__control_no_round(ferry__server *s, const char *words);
 /* Sets the label; no other effect. */
 void ferry__control_label(ferry__server *s, const char *version);
 /* As ferry__control_checksums, from inside a call. */

@@ -216,9 +216,9 @@ static ferry_status check_order(ferry__server *s, bool prepare)
     bool prepared = ferry__control_is_prepared(s);
 
     if (!s->round_open)
-        return ferry_fail(FERRY_EORDER,
-                          "finish_weight_update called without a matching "
-                          "start_weight_update.");
+        return ferry__control_no_round(s, "finish_weight_update called "
+                                          "without a matching "
+                                          "start_weight_update.");
     if (prepare && prepared)
         return ferry_fail(FERRY_EORDER,
                           "the weight update is prepared already: "

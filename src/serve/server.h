@@ -76,6 +76,7 @@ typedef struct ferry__server {
     ferry__pause paused;
     const char *running; /* weight call in progress, for 409 and status */
     bool asking;         /* it only asks: others wait for it */
+    bool taken_over;     /* the init that runs: another one waits for its end */
     bool prepared;       /* the open round: only commit or abort may come */
     uint64_t content;    /* counts changes of what is stored */
     char *last_failure;  /* owned; of the last failed round */

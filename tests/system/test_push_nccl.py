@@ -347,6 +347,17 @@ def test_a_trainer_of_another_backend_is_told_the_server_s(
     assert "this worker's backend is nccl" in done.stderr, done
 
 
+def test_one_server_under_two_urls_is_said_to_be_one(
+    fleet: tuple[Server, Server], models: list[Path]
+) -> None:
+    b = fleet[1]
+    done = ferry("push", str(models[1]), "--backend", "nccl", "--to", b.url,
+                 "--to", f"http://localhost:{b.port}", "--timeout", "20",
+                 check=False)
+    assert done.returncode == 1 and "two URLs" in done.stderr, done
+    push(models[1], *fleet)
+
+
 def test_a_provider_that_is_not_there_is_refused_by_name(
     fleet: tuple[Server, Server], models: list[Path]
 ) -> None:
@@ -407,7 +418,7 @@ def test_a_new_trainer_takes_over_from_an_init_that_waits(
         push(models[2], a, b)
         assert time.monotonic() - from_s < 5
         os.kill(first.pid, signal.SIGCONT)
-        ends(first, 10)
+        assert "another trainer" in ends(first, 10)
     holds(a, models[2], 2)
     holds(b, models[2], 1)
 

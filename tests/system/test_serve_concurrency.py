@@ -347,6 +347,15 @@ def test_a_second_trainer_takes_over_between_calls(
     reply = server.post("/finish_weight_update", {"weight_version": "one"})
     assert reply.code == 409
     assert server.get("/weight_info").json == {"weight_version": "two"}
+    # One whose round was ended and not yet followed by another is told why.
+    assert server.post("/start_weight_update").code == 200
+    assert server.post("/ferry/abort_weight_update").code == 200
+    for path in ("/update_weights", "/finish_weight_update",
+                 "/ferry/commit_weight_update"):
+        reply = server.post(path, {"update_info": {}}
+                            if path == "/update_weights" else None)
+        assert reply.code == 409
+        assert "The last round failed: aborted by" in reply.text, reply
 
 
 def test_checksum_beside_an_open_round_in_place(

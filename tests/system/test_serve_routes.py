@@ -221,7 +221,7 @@ def test_a_port_file_that_is_a_link_stays_one(model: Path,
 def test_e_wrong_order_is_409_with_vllms_words(server: Server) -> None:
     words = "start_weight_update must be called before update_weights."
     reply = server.post("/update_weights", {"update_info": {}})
-    assert (reply.code, error(reply)["message"]) == (409, words)
+    assert reply.code == 409 and error(reply)["message"].startswith(words)
     reply = server.post("/finish_weight_update")
     assert reply.code == 409
     assert "without a matching start_weight_update" in error(reply)["message"]
