@@ -155,7 +155,8 @@ ferry_status ferry_trainer_send_weights(ferry_trainer *trainer,
                                         const ferry_send_options *options);
 
 /* Makes a send_weights on another thread return soon with FERRY_ECANCELED.
- * The next round works. */
+ * Several servers that commit together are given up to 5 s to do so, so that
+ * they end alike: then it returns FERRY_OK. The next round works. */
 void ferry_trainer_cancel(ferry_trainer *trainer);
 
 /* Closes the channel without waiting for peers that are gone, frees the

@@ -5,6 +5,7 @@
  * has said that it can. */
 #include "core/trainer_state.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 
 #include <stdio.h>
@@ -66,10 +67,25 @@ ferry_status ferry__trainer_learn_peers(ferry_trainer *t)
     return FERRY_OK;
 }
 
+/* A cancel that came in the middle of it would leave servers of which nobody
+ * knows whether they have committed, where most take a moment longer. */
+#define COMMIT_GRACE_NS (INT64_C(5) * 1000000000)
+
+static ferry_status commit(ferry_trainer *t, const char *version)
+{
+    ferry_status st;
+
+    FERRY_TRY(ferry__trainer_check_bounds(t, "ending the round"));
+    atomic_store(&t->commit_until_ns, ferry__now_ns() + COMMIT_GRACE_NS);
+    st = ferry__trainer_call(t, FERRY__CALL_COMMIT, version);
+    atomic_store(&t->commit_until_ns, 0);
+    return st;
+}
+
 ferry_status ferry__trainer_finish(ferry_trainer *t, const char *version)
 {
     if (t->fleet != FERRY__FLEET_YES)
         return ferry__trainer_call(t, FERRY__CALL_FINISH, version);
     FERRY_TRY(ferry__trainer_call(t, FERRY__CALL_PREPARE, NULL));
-    return ferry__trainer_call(t, FERRY__CALL_COMMIT, version);
+    return commit(t, version);
 }

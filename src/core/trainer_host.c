@@ -32,7 +32,8 @@ ferry_status ferry__trainer_check_bounds(ferry_trainer *t, const char *what)
     char detail[320];
     ferry__bounds bounds;
 
-    if (atomic_load(&t->canceled))
+    if (atomic_load(&t->canceled) &&
+        ferry__now_ns() >= atomic_load(&t->commit_until_ns))
         return ferry_fail(FERRY_ECANCELED, "canceled while %s", what);
     detail[0] = '\0';
     if (t->pass.open && t->pass.index > 0)

@@ -44,6 +44,8 @@ struct ferry_trainer {
     ferry_progress_fn progress;
     void *progress_arg;
     _Atomic bool canceled;
+    /* Until then a cancel waits for the commit that runs; 0: none does. */
+    _Atomic int64_t commit_until_ns;
     _Atomic bool sending; /* a send_weights runs: a second is refused */
     ferry__spans spans;   /* of the round that runs, or ran last */
     pthread_mutex_t lock;

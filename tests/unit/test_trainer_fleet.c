@@ -10,6 +10,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,6 +26,8 @@ typedef struct peer {
     char fails_at; /* the call that fails; 0: none */
     bool stuck;    /* in that call until canceled, rather than failing */
     bool no_ferry;
+    char waits_at; /* the call that takes until goes_on; 0: none */
+    atomic_bool in_call, goes_on;
     atomic_bool canceled;
     char url[32], version[32];
 } peer;
@@ -34,6 +37,14 @@ static ferry_status take(peer *p, char letter)
     ferry__deadline d = ferry__deadline_in(10000);
 
     p->calls[atomic_fetch_add(&p->n_calls, 1)] = letter;
+    if (p->waits_at == letter) {
+        atomic_store(&p->in_call, true);
+        while (!atomic_load(&p->goes_on) && !atomic_load(&p->canceled) &&
+               !ferry__deadline_passed(&d))
+            ferry__sleep_ms(1);
+        if (atomic_load(&p->canceled))
+            return ferry_fail(FERRY_ECANCELED, "%s: canceled", p->url);
+    }
     if (p->fails_at != letter)
         return FERRY_OK;
     while (p->stuck && !atomic_load(&p->canceled) &&
@@ -308,6 +319,62 @@ static void j1_a_commit_that_hangs_says_who_did(void **state)
     close_scene(&s);
 }
 
+typedef struct canceler {
+    ferry_trainer *trainer;
+    peer *waits; /* the cancel comes when it is in its call */
+} canceler;
+
+static void *cancel_in_call(void *arg)
+{
+    canceler *c = arg;
+    ferry__deadline d = ferry__deadline_in(10000);
+
+    while (!atomic_load(&c->waits->in_call) && !ferry__deadline_passed(&d))
+        ferry__sleep_ms(1);
+    ferry_trainer_cancel(c->trainer);
+    ferry__sleep_ms(300); /* longer than a wait's slice */
+    atomic_store(&c->waits->goes_on, true);
+    return NULL;
+}
+
+static ferry_status push_canceled_in(scene *s, char call)
+{
+    canceler c = {s->trainer, &s->peers[1]};
+    pthread_t thread;
+    ferry_status st;
+
+    s->peers[1].waits_at = call;
+    assert_int_equal(pthread_create(&thread, NULL, cancel_in_call, &c), 0);
+    st = push(s, "v1");
+    pthread_join(thread, NULL);
+    return st;
+}
+
+/* J4: or nobody would know who has committed. */
+static void j4_a_cancel_does_not_cut_a_commit_in_two(void **state)
+{
+    scene s = {0};
+
+    (void)state;
+    open_scene(&s, &peer_ops, "{\"rank\":0}");
+    assert_int_equal(push_canceled_in(&s, 'c'), FERRY_OK);
+    for (int i = 0; i < N; i++)
+        assert_string_equal(s.peers[i].version, "v1");
+    close_scene(&s);
+}
+
+static void j4_a_cancel_before_the_commit_keeps_all_from_it(void **state)
+{
+    scene s = {0};
+
+    (void)state;
+    open_scene(&s, &peer_ops, "{\"rank\":0}");
+    assert_int_equal(push_canceled_in(&s, 'p'), FERRY_ECANCELED);
+    for (int i = 0; i < N; i++)
+        assert_string_equal(s.peers[i].version, "");
+    close_scene(&s);
+}
+
 /* C7: a peer that is no Ferry finishes as always, and this is said once. */
 static void c7_a_peer_that_is_not_ferry_is_said_plainly(void **state)
 {
@@ -389,6 +456,8 @@ int main(void)
         cmocka_unit_test(j4_one_that_cannot_prepare_keeps_all_from_committing),
         cmocka_unit_test(j4_a_commit_in_part_says_who_did_and_who_did_not),
         cmocka_unit_test(j1_a_commit_that_hangs_says_who_did),
+        cmocka_unit_test(j4_a_cancel_does_not_cut_a_commit_in_two),
+        cmocka_unit_test(j4_a_cancel_before_the_commit_keeps_all_from_it),
         cmocka_unit_test(c7_a_peer_that_is_not_ferry_is_said_plainly),
         cmocka_unit_test(c2_a_client_of_four_calls_keeps_finish),
         cmocka_unit_test(one_server_finishes),
