@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys of generation g: ferry/g/rank/<r>/claims counts who claims the rank,
- * ferry/g/rank/<r>/card holds its card with the proof, ferry/g/arrived counts the ranks,
- * and ferry/g/verdict, which is written once, says "ok" or what is wrong.
+ * ferry/g/rank/<r>/card holds its card with the proof, ferry/g/arrived counts
+ * the ranks, and ferry/g/verdict, which is written once, says "ok" or what is
+ * wrong.
  * Invariant: all ranks read one verdict, so all succeed or all fail by it. */
 #include "comm/rendezvous.h"
 

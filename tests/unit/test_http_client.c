@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The HTTP client against a real server that is told how to answer: routes,
- * addresses, tokens, the server's words (C1, C7, G1; O-09, O-15, O-16, O-62). */
+ * addresses, tokens, its own words (C1, C7, G1; O-09, O-15, O-16, O-62). */
 #include "harness/http_script.h"
 
 #include "base/alloc.h"
