@@ -24,7 +24,7 @@ from ferry._ffi import (
     text,
 )
 from ferry._interrupt import interruptible
-from ferry.errors import PeerError, error_class
+from ferry.errors import OrderError, PeerError, error_class
 
 
 class Client:
@@ -96,9 +96,15 @@ class Client:
             if isinstance(part, Callee):
                 part.failures = failures
 
+    def _ops(self) -> Any:
+        """Return the table of calls; OrderError once it is closed."""
+        if self.c.ops == ffi.NULL:
+            raise OrderError("the client is closed")
+        return self.c.ops
+
     def has(self, method: str) -> bool:
         """Whether the client offers an optional call."""
-        return bool(getattr(self.c.ops, method) != ffi.NULL)
+        return bool(getattr(self._ops(), method) != ffi.NULL)
 
     def call(self, method: str, *args: Any) -> None:
         """Make one call; text arguments are str or None."""
@@ -108,7 +114,7 @@ class Client:
             else arg
             for arg in args
         ]
-        function = getattr(self.c.ops, method)
+        function = getattr(self._ops(), method)
         if function == ffi.NULL:
             raise error_class(lib.FERRY_ENOTSUP)(
                 f"client {text(self.c.ops.kind)} has no {method}"
@@ -133,7 +139,7 @@ class Client:
     def peers(self) -> list[str]:
         """Return the names of the servers that the client reaches."""
         names: list[str] = []
-        if self.c.ops.peer == ffi.NULL:
+        if self._ops().peer == ffi.NULL:
             return names
         while name := text(self.c.ops.peer(self.c.self, len(names))):
             names.append(name)
@@ -157,6 +163,7 @@ def _close_client(c: Any, keep: list[Any]) -> None:
         _stuck.append((c, keep))
         return
     lib.ferry_client_close(c)
+    c.ops = ffi.NULL
 
 
 # C's optional methods and the names by which a Python client offers them.

@@ -23,7 +23,7 @@ from ferry._ffi import (
     nothing,
     text,
 )
-from ferry.errors import InputOutputError
+from ferry.errors import ArgumentError, InputOutputError
 from ferry.tensor import dtype_code, view
 
 _POINTER = ffi.typeof("void *")
@@ -115,25 +115,32 @@ class Source:
         out_count[0] = len(seen)
 
     def _declare(self, seen: tuple[Param, ...]) -> None:
-        names = [meta.name for meta in seen]
+        names: list[Any] = [getattr(meta, "name", meta) for meta in seen]
         for index, name in enumerate(names):
             if not isinstance(name, str) or "\0" in name:
-                raise ValueError(f"metadata entry {index}: bad name {name!r}")
+                raise ArgumentError(
+                    f"metadata entry {index}: bad name {name!r}")
         joined = ffi.new("char[]", "\0".join(names).encode("utf-8"))
         params = ffi.new("ferry_param_meta[]", max(len(seen), 1))
         at = joined
         for meta, name, param in zip(seen, names, params, strict=False):
             shape = meta.shape
             if len(shape) > lib.FERRY_MAX_DIMS:
-                raise ValueError(
+                raise ArgumentError(
                     f"parameter {name}: declared with {len(shape)} "
                     f"dimensions, at most {lib.FERRY_MAX_DIMS} travel"
                 )
             param.name = at
             param.dtype = dtype_code(meta.dtype, name)
             param.ndim = len(shape)
-            for dim, extent in enumerate(shape):
-                param.shape[dim] = extent
+            try:
+                for dim, extent in enumerate(shape):
+                    param.shape[dim] = extent
+            except (TypeError, OverflowError) as error:
+                raise ArgumentError(
+                    f"parameter {name}: declared with shape {shape!r}, which "
+                    "is not of integers of 64 bits"
+                ) from error
             at += len(name.encode("utf-8")) + 1
         self._names, self._text, self._params = names, joined, params
         self._seen = seen
@@ -179,6 +186,11 @@ class Source:
     def _fill(self, name: str, value: Any, index: int, out: Any) -> None:
         """Describe what is no plain torch tensor, or say why it cannot be."""
         out.wait = ffi.NULL
+        if not isinstance(name, str):
+            raise ArgumentError(
+                f"item {index} of the source: expected a pair of name and "
+                f"tensor, got {type(name).__name__} for the name"
+            )
         declared = index < len(self._names) and self._names[index] == name
         if declared:
             out.name = self._params[index].name

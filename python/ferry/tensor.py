@@ -132,7 +132,9 @@ def _torch_code(name: str, tensor: Any) -> int:
         raise _refuse(
             name, "is a DTensor; a source yields full tensors (full_tensor())"
         )
-    if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
+    if tensor.is_quantized:
+        raise _refuse(name, "is a quantized tensor; send its integers")
+    if str(tensor.layout) != "torch.strided":
         raise _refuse(name, f"has layout {tensor.layout}, not strided")
     if tensor.device.type != "cpu":
         raise _refuse(
@@ -144,6 +146,8 @@ def _torch_code(name: str, tensor: Any) -> int:
 
 def _torch_view(name: str, tensor: Any) -> View:
     """View of a torch tensor; its bytes are not touched."""
+    if tensor.is_nested:  # which has neither shape nor strides
+        raise _refuse(name, "is a nested tensor")
     kind = (type(tensor), tensor.dtype, tensor.layout, tensor.device)
     code = _plain.get(kind)
     if code is None:

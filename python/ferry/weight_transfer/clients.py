@@ -20,8 +20,10 @@ from ferry._ffi_client import Client
 from ferry.errors import (
     ArgumentError,
     ConnectionFailedError,
+    FerryError,
     PeerError,
 )
+from ferry.tensor import dtype_code, dtype_name
 from ferry.weight_transfer.base import (
     VLLMWeightSyncClient,
     WeightTransferUpdatePayload,
@@ -58,10 +60,34 @@ def _json_safe(update_info: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _name_of_dtype(value: Any) -> str:
+    """Return what JSON says for a dtype of torch or NumPy (O-28)."""
+    try:
+        dtype_code(value)
+    except FerryError:
+        raise ArgumentError(
+            f"{type(value).__name__} {value!r} cannot travel as JSON"
+        ) from None
+    return dtype_name(value)
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, default=_name_of_dtype)
+
+
 def _payload_text(update_info: WeightTransferUpdatePayload) -> str:
     if isinstance(update_info, list):
-        return json.dumps([_json_safe(info) for info in update_info])
-    return json.dumps(_json_safe(update_info))
+        return _json_text([_json_safe(info) for info in update_info])
+    return _json_text(_json_safe(update_info))
+
+
+def _milliseconds(what: str, seconds: float) -> int:
+    try:
+        return round(seconds * 1000)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(
+            f"{what} must be a finite number of seconds, got {seconds!r}"
+        ) from error
 
 
 class _NativeClient:
@@ -75,7 +101,8 @@ class _NativeClient:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Open the channel on every worker."""
-        self._client.call("init_weight_transfer_engine", json.dumps(init_info))
+        self._client.call(
+            "init_weight_transfer_engine", _json_text(init_info))
 
     def start_weight_update(self) -> None:
         """Begin a round."""
@@ -185,8 +212,9 @@ class HTTPVLLMWeightSyncClient(_NativeClient):
         )
         self.timeout = timeout
         self._options: dict[str, Any] = {
-            "timeout_ms": round(timeout * 1000),
-            "connect_timeout_ms": round(connect_timeout * 1000),
+            "timeout_ms": _milliseconds("timeout", timeout),
+            "connect_timeout_ms": _milliseconds(
+                "connect_timeout", connect_timeout),
             "token": token,
             "proxy": proxy,
             "ca_file": ca_file,
