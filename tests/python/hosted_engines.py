@@ -90,7 +90,11 @@ class Older(WeightTransferEngine[InitInfo, OlderUpdateInfo]):
 
 
 class Deferring(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Queues what it received; loads it when it must."""
+    """Queues what it received; loads it when it must.
+
+    Its path may ask for something else: "raise" for an error in the queue,
+    "in place" for the model's own parameters.
+    """
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -106,6 +110,10 @@ class Deferring(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
+        if "in place" in self.path:
+            parameters = dict(self.model.named_parameters())
+            for name, tensor in read(self.path, update_info):
+                parameters[name].data.copy_(tensor)
         self.queue += read(self.path, update_info)
 
     def drain_pending(self) -> None:
@@ -124,20 +132,3 @@ class Deferring(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def shutdown(self) -> None:
         self.queue.clear()
-
-
-class InPlace(Deferring):
-    """Wants the model's own parameters, in whatever format it has them."""
-
-    defers_processing = False
-
-    def start_weight_update(self) -> None:
-        """Nothing: no reload."""
-
-    def receive_weights(self, update_info: UpdateInfo) -> None:
-        parameters = dict(self.model.named_parameters())
-        for name, tensor in read(self.path, update_info):
-            parameters[name].data.copy_(tensor)
-
-    def finish_weight_update(self) -> None:
-        """Nothing either."""

@@ -3,10 +3,11 @@
 
     receiver_server.py BACKEND PORT_FILE
 
-One process, one rank: the library's worker puts each parameter aside, and
-GET /taken tells its bytes. POST /fault makes it go wrong at one parameter:
-{"at": NAME, "how": "raise" | "sleep" | "kill" | "status", "seconds": S}; with
-"status" a route answers 500 before its call is made, and "at" is its name.
+One process, one rank: the library's worker puts each parameter aside. GET
+/taken tells its bytes, GET /asked the last body of each route. POST /fault
+makes it go wrong at one parameter: {"at": NAME, "how": "raise" | "sleep" |
+"kill" | "status", "seconds": S}; with "status" a route answers 500 before its
+call is made, and "at" is its name.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Worker:
         self.fault: dict[str, Any] = {}
         self.taken: dict[str, Any] = {}
         self.version: str | None = None
+        self.asked: dict[str, Any] = {}
         self.lock = threading.Lock()
 
     def make(
@@ -58,6 +60,7 @@ class Worker:
 
     def call(self, route: str, body: dict[str, Any]) -> None:
         fault = self.fault
+        self.asked[route] = body
         if fault.get("how") == "status" and fault["at"] == route:
             raise OSError("out of cheese")
         if route == "init_weight_transfer_engine":
@@ -96,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {"world_size": 1})
         elif path == "/taken":
             self.answer(200, worker.told())
+        elif path == "/asked":
+            self.answer(200, worker.asked)
         elif path == "/state":
             self.answer(200, worker.receiver.status())
         else:

@@ -118,7 +118,7 @@ def test_o19_o50_trainers_are_killed_and_followed(
     pids = [server.process.pid, *server.rank_pids()]
     segments = processes.shm()
     counts: list[Any] = []
-    for turn in range(6):
+    for turn in range(5):
         pid = trainers.begin(
             served, folders[1], hold=3 + 2 * turn,
             info={"packed": bool(turn % 2),
@@ -143,15 +143,15 @@ def test_o19_o50_trainers_are_killed_and_followed(
 def test_o47_o59_later_rounds_hold_no_more(
     trainers: Trainers, served: Any, folders: dict[int, Path], how: str
 ) -> None:
-    """Trainer and worker after 20 rounds and after 60; the clients are the
+    """Trainer and worker after 15 rounds and after 40; the clients are the
     HTTP one and a fan-out."""
     server = served[1]
     info = {"packed": how == "packed", "packed_buffer_size_bytes": 30000}
     trainers.begin(
-        served, folders[2], rounds=60, tell=[20, 60],
+        served, folders[2], rounds=40, tell=[15, 40],
         fanout=how == "single", info=info)
     early, late = trainers.said("round"), trainers.said("round")
-    assert (early["round"], late["round"]) == (20, 60)
+    assert (early["round"], late["round"]) == (15, 40)
     for what in ("fds", "threads", "segments"):
         assert late[what] == early[what], (early, late)
     assert late["maps"] <= early["maps"] + 2
@@ -160,7 +160,7 @@ def test_o47_o59_later_rounds_hold_no_more(
     pids = [server.process.pid, *server.rank_pids()]
     counts = still(pids)
     segments = processes.shm()
-    trainers.begin(served, folders[3], rounds=20, info=info)
+    trainers.begin(served, folders[3], rounds=10, info=info)
     trainers.said("done")
     trainers.said("ended")
     hold_no_more(pids, counts)

@@ -234,14 +234,17 @@ class Refilled(Items):
 
 
 @pytest.mark.parametrize("limit", [1 << 10, 1 << 20])
+@pytest.mark.parametrize("direct", [False, True])
 def test_o31_a_buffer_that_is_filled_anew_for_each_item(
-    receiver: Receiving, limit: int
+    receiver: Receiving, limit: int, direct: bool
 ) -> None:
+    info = {"path": "cma"} if direct and receiver.backend == "ipc" else {}
     tensors = {f"w{i}": torch.full((256,), float(i)) for i in range(12)}
     with receiver.trains(
-        Refilled(tensors), packed=True, packed_buffer_size_bytes=limit,
+        Refilled(tensors), packed=not direct, packed_buffer_size_bytes=limit,
+        **info,
     ) as engine:
-        for _ in range(10):
+        for _ in range(5):
             engine.send_weights()
             receiver.holds(tensors)
 
