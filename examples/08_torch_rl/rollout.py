@@ -9,25 +9,15 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import task
 from ferry._native_files import program
+from policy import Answer
 
 CONNECTIONS = 16
 START_SECONDS = 60
-
-
-@dataclass
-class Answer:
-    """What a worker sampled, and with which weights."""
-
-    prompt: list[int]
-    tokens: list[int]
-    logprobs: list[float]
-    versions: list[str]  # of each token
 
 
 class Server:
