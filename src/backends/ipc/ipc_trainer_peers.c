@@ -16,6 +16,8 @@
  * the control plane: the latter is waited for this long. */
 #define CONTROL_WORDS_MS 300
 #define LISTS_MAX        4096
+/* Frames of one worker that one look takes at most. */
+#define FRAMES_AT_ONCE 16
 
 static ferry_status check_host(void *arg)
 {
@@ -173,17 +175,17 @@ static void report_progress(ipc__trainer *t)
     }
 }
 
-/* poll() over all peers at once, in pieces of the stack's size. */
+/* poll() over all peers at once, in pieces of the stack's size; a frame of
+ * each that has one. */
 static ferry_status poll_peers(ipc__trainer *t, const char *what,
-                               int64_t timeout_ms)
+                               int64_t timeout_ms, bool *out_some)
 {
     struct pollfd p[FERRY__IPC_MAX_READERS];
 
     for (size_t i = 0; i < t->n_peers; i++)
         p[i] = (struct pollfd){t->peers[i].link.fd, POLLIN, 0};
-    if (poll(p, (nfds_t)t->n_peers, (int)timeout_ms) <= 0)
-        return FERRY_OK;
-    for (size_t i = 0; i < t->n_peers; i++) {
+    *out_some = poll(p, (nfds_t)t->n_peers, (int)timeout_ms) > 0;
+    for (size_t i = 0; *out_some && i < t->n_peers; i++) {
         if (p[i].revents)
             FERRY_TRY(take_from(t, &t->peers[i], what));
     }
@@ -193,7 +195,12 @@ static ferry_status poll_peers(ipc__trainer *t, const char *what,
 ferry_status ipc__peers_look(ipc__trainer *t, const char *what,
                              int64_t timeout_ms)
 {
-    FERRY_TRY(poll_peers(t, what, timeout_ms));
+    bool some = true;
+
+    /* What a worker said of an update before this one may lie before what it
+     * says of this one. */
+    for (int i = 0; some && i < FRAMES_AT_ONCE; i++)
+        FERRY_TRY(poll_peers(t, what, i == 0 ? timeout_ms : 0, &some));
     report_progress(t);
     return t->host->check(t->ctx, what);
 }
