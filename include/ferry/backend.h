@@ -212,6 +212,9 @@ typedef struct ferry_trainer_host {
  * that sets neither checks for itself in create. */
 #define FERRY_TRAINER_FULL_RESYNC 0x1u
 #define FERRY_TRAINER_DELTA       0x2u
+/* The engine reads tensors of devices too. Without it the host refuses them
+ * by name before the engine sees one. */
+#define FERRY_TRAINER_DEVICES 0x4u
 
 typedef struct ferry_trainer_engine_ops {
     size_t size;

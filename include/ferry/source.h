@@ -27,7 +27,9 @@ typedef struct ferry_item {
                             hold the parameter (see holds) */
     /* Completion event: NULL when the bytes are there already. Otherwise it
      * is called before the first byte is read, may block up to timeout_ms,
-     * and answers FERRY_OK, FERRY_ETIMEOUT or the producer's own failure. */
+     * and answers FERRY_OK, FERRY_ETIMEOUT or the producer's own failure.
+     * A tensor of a device is read on a stream of the library's own, which
+     * waits for no other: what still writes it needs an event here. */
     ferry_status (*wait)(void *arg, int64_t timeout_ms);
     void *wait_arg;
 } ferry_item;
@@ -86,7 +88,8 @@ void ferry_source_close(ferry_source *source);
 
 /* A C trainer's own tensors. `names` and `tensors` are copied (not the
  * bytes): the memory stays the caller's and must outlive the source. Strided
- * tensors are fine. Two entries that name the same storage are both sent;
+ * tensors are fine, and those of a device whose bytes are there when a pass
+ * begins. Two entries that name the same storage are both sent;
  * pass one of them to state a tied parameter once (B5). Stable.
  * FERRY_EEXIST: a name twice; FERRY_EINVAL: an empty or NULL name or data. */
 ferry_status ferry_source_module(const char *const *names,
@@ -115,7 +118,8 @@ ferry_status ferry_source_open(const char *path, ferry_source *out_source);
  * caller's. They compose. Each reads the inner metadata once when it is made,
  * so where that is a collective all ranks make their adapters together. Fuse
  * and dequantise read bytes within next and wait for an item's event there,
- * at most a minute. ---- */
+ * at most a minute. Cast, fuse and dequantise read tensors of the host and
+ * refuse others by name; the rest passes on what comes. ---- */
 
 /* Renames: in each name the first matching pair's `from` is replaced by its
  * `to`. A pattern is a plain prefix ("model.language_model.") or, with one

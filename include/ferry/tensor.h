@@ -69,7 +69,9 @@ typedef struct ferry_tensor {
     int64_t shape[FERRY_MAX_DIMS];  /* elements per dimension, >= 0 */
     int64_t stride[FERRY_MAX_DIMS]; /* elements; any sign; 0 is legal in a
                                        source, never in a destination */
-    int32_t device;                 /* 0 = host memory; others are for later */
+    int32_t device;                 /* 0: host memory; 1 + n: memory of CUDA
+                                       device n, in the tensors of a source
+                                       alone */
     int32_t slot;                   /* index of a stored parameter, set by
                            ferry_loader_slot; 0 elsewhere */
 } ferry_tensor;
@@ -121,7 +123,7 @@ ferry_status ferry_tensor_squeeze(const ferry_tensor *t, int32_t dim,
  * differ: float to float rounds to nearest even; f32/bf16/f16 sources may
  * also be stored as FERRY_DTYPE_Q8_0 through the loader only. Shapes must be
  * equal. The two must not overlap. Integer <-> float is refused with
- * FERRY_ENOTSUP. */
+ * FERRY_ENOTSUP, and so is memory of a device. */
 ferry_status ferry_tensor_copy(const ferry_tensor *dst,
                                const ferry_tensor *src);
 

@@ -5,19 +5,17 @@
 
 #include <string.h>
 
-typedef struct range_copy {
-    const ferry_tensor *tensor;
-    char *out;
+typedef struct range {
     int64_t first;
-    void (*copy)(const ferry__copy_op *op, void *dst, const void *src,
-                 ferry__xxh3_state *digest);
-} range_copy;
+    ferry__op_fn fn;
+    void *arg;
+} range;
 
 /* The logical order of the tensor is the clip's source; the copy goes the
  * other way, from the tensor's strides to a packed piece. */
-static void copy_part(void *arg, const ferry__copy_op *op)
+static void turn_part(void *arg, const ferry__copy_op *op)
 {
-    const range_copy *r = arg;
+    const range *r = arg;
     ferry__copy_op copy = *op;
 
     for (int32_t d = 0; d < op->ndim; d++) {
@@ -26,13 +24,13 @@ static void copy_part(void *arg, const ferry__copy_op *op)
     }
     copy.src_offset = op->dst_offset;
     copy.dst_offset = op->src_offset - r->first;
-    r->copy(&copy, r->out, ferry_tensor_data(r->tensor), NULL);
+    r->fn(r->arg, &copy);
 }
 
-static void copy_all(range_copy *r, int64_t count)
+void ferry__range_ops(const ferry_tensor *tensor, int64_t first, int64_t count,
+                      ferry__op_fn fn, void *arg)
 {
-    const ferry_tensor *tensor = r->tensor;
-    int64_t first = r->first;
+    range r = {first, fn, arg};
     ferry__copy_op op;
     int64_t stride = 1;
 
@@ -45,7 +43,7 @@ static void copy_all(range_copy *r, int64_t count)
         op.shape[0] = count;
         op.src_stride[0] = op.dst_stride[0] = 1;
         op.src_offset = first;
-        r->copy(&op, r->out, ferry_tensor_data(tensor), NULL);
+        fn(arg, &op);
         return;
     }
     op.ndim = tensor->ndim;
@@ -55,21 +53,35 @@ static void copy_all(range_copy *r, int64_t count)
         op.dst_stride[d] = tensor->stride[d];
         stride *= tensor->shape[d];
     }
-    ferry__op_clip(&op, first, count, copy_part, r);
+    ferry__op_clip(&op, first, count, turn_part, &r);
+}
+
+typedef struct range_copy {
+    const void *data;
+    void *out;
+    void (*copy)(const ferry__copy_op *op, void *dst, const void *src,
+                 ferry__xxh3_state *digest);
+} range_copy;
+
+static void copy_part(void *arg, const ferry__copy_op *op)
+{
+    const range_copy *r = arg;
+
+    r->copy(op, r->out, r->data, NULL);
 }
 
 void ferry__copy_range(const ferry_tensor *tensor, int64_t first, int64_t count,
                        void *out)
 {
-    range_copy r = {tensor, out, first, ferry__copy_run};
+    range_copy r = {ferry_tensor_data(tensor), out, ferry__copy_run};
 
-    copy_all(&r, count);
+    ferry__range_ops(tensor, first, count, copy_part, &r);
 }
 
 void ferry__copy_range_hot(const ferry_tensor *tensor, int64_t first,
                            int64_t count, void *out)
 {
-    range_copy r = {tensor, out, first, ferry__copy_hot};
+    range_copy r = {ferry_tensor_data(tensor), out, ferry__copy_hot};
 
-    copy_all(&r, count);
+    ferry__range_ops(tensor, first, count, copy_part, &r);
 }

@@ -83,6 +83,11 @@ ferry_status ferry__plan_check_overlap(const ferry__plan *plan,
 typedef void (*ferry__op_fn)(void *arg, const ferry__copy_op *op);
 void ferry__op_clip(const ferry__copy_op *op, int64_t first, int64_t count,
                     ferry__op_fn fn, void *arg);
+/* The boxes that put elements [first, first + count) of the tensor's logical
+ * order, packed, where destination offset 0 is; source offsets count from the
+ * tensor's first element. */
+void ferry__range_ops(const ferry_tensor *tensor, int64_t first, int64_t count,
+                      ferry__op_fn fn, void *arg);
 
 /* Whether every clip of the op at multiples of 32 can be run: false for a
  * q8_0 destination whose blocks such cuts would split. The caller then puts

@@ -106,6 +106,11 @@ ferry_status ferry__loading_load(ferry__loading *l, size_t index,
     if (tensor->data == NULL && ferry_tensor_numel(tensor) > 0)
         return ferry_fail(FERRY_EINVAL, "parameter %s: came without data",
                           meta->name);
+    if (tensor->device != 0 && ferry_tensor_numel(tensor) > 0)
+        return ferry_fail(FERRY_ENOTSUP,
+                          "parameter %s: came in the memory of device %d; "
+                          "tensors of the host are loaded",
+                          meta->name, (int)tensor->device - 1);
     a->begun = true;
     if (can_follow(l, a, tensor))
         FERRY_TRY(land_tensor(l, a, tensor));

@@ -96,6 +96,12 @@ static ferry_status check_item(const ferry__pass *p, const ferry_item *item)
                           "parameter %s: rank %d sends it, but its source "
                           "yielded no data",
                           name, (int)p->rank);
+    if (p->need_data && !p->devices && item->tensor.device != 0 &&
+        ferry_tensor_numel(&item->tensor) > 0)
+        return ferry_fail(FERRY_ENOTSUP,
+                          "parameter %s is in the memory of device %d; its "
+                          "receiver reads tensors of the host",
+                          name, (int)item->tensor.device - 1);
     return FERRY_OK;
 }
 

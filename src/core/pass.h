@@ -15,6 +15,7 @@ typedef struct ferry__pass {
     size_t count;
     int32_t rank;
     bool need_data; /* the sender must hold every parameter (B8) */
+    bool devices;   /* who reads the items reads tensors of devices too */
     /* Asked at least every 100 ms while an item's event is awaited. */
     ferry_status (*check)(void *arg, const char *what);
     void *arg;

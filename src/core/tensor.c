@@ -134,6 +134,17 @@ static ferry_status check_shapes(const ferry_tensor *dst,
         ferry__shape_text(got, sizeof(got), src->ndim, src->shape));
 }
 
+static ferry_status check_host(const ferry_tensor *t)
+{
+    if (t->device == 0)
+        return FERRY_OK;
+    return ferry_fail(FERRY_ENOTSUP,
+                      "copy: %s%s is in the memory of device %d; tensors of "
+                      "the host are copied here",
+                      t->name ? "parameter " : "the tensor",
+                      t->name ? t->name : "", (int)t->device - 1);
+}
+
 ferry_status ferry_tensor_copy(const ferry_tensor *dst, const ferry_tensor *src)
 {
     FERRY__NEED(dst);
@@ -156,6 +167,8 @@ ferry_status ferry_tensor_copy(const ferry_tensor *dst, const ferry_tensor *src)
     ferry__op_sort(&op);
     if (ferry__op_numel(&op) == 0)
         return FERRY_OK;
+    FERRY_TRY(check_host(dst));
+    FERRY_TRY(check_host(src));
     if (!dst->data || !src->data)
         return ferry_fail(FERRY_EINVAL, "copy: the %s has no data (lazy)",
                           dst->data ? "source" : "destination");

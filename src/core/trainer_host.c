@@ -122,6 +122,7 @@ static ferry_status host_pass_begin(ferry_trainer_context *ctx,
     t->pass.count = t->declared.count;
     t->pass.rank = t->info->rank;
     t->pass.need_data = t->is_sender;
+    t->pass.devices = (t->ops->flags & FERRY_TRAINER_DEVICES) != 0;
     t->pass.check = check_for_pass;
     t->pass.arg = t;
     t->pass.spans = &t->spans;

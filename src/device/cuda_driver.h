@@ -8,6 +8,7 @@
 
 #include <ferry/status.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 /* Defined where the driver's header was read before this one. */
 #ifndef FERRY__CUDA_TYPES_GIVEN
@@ -27,7 +28,29 @@ typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUarray_st *CUarray;
+typedef enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 } CUmemorytype;
+typedef struct {
+    size_t srcXInBytes, srcY;
+    CUmemorytype srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    CUarray srcArray;
+    size_t srcPitch;
+    size_t dstXInBytes, dstY;
+    CUmemorytype dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    CUarray dstArray;
+    size_t dstPitch;
+    size_t WidthInBytes, Height;
+} CUDA_MEMCPY2D;
 #endif
+/* Holds for ours and for the driver's own. */
+_Static_assert(offsetof(CUDA_MEMCPY2D, srcDevice) == 4 * sizeof(size_t) &&
+                   offsetof(CUDA_MEMCPY2D, dstDevice) == 11 * sizeof(size_t) &&
+                   sizeof(CUDA_MEMCPY2D) == 16 * sizeof(size_t),
+               "the driver reads the struct by place");
 /* Value of CU_POINTER_ATTRIBUTE_MEMORY_TYPE for memory of a device, and
  * flags of streams and events. */
 #define FERRY__CU_MEMORY_DEVICE  2
@@ -46,8 +69,11 @@ typedef struct CUevent_st *CUevent;
     X(cuCtxPopCurrent_v2, (CUcontext * ctx))                                   \
     X(cuMemAlloc_v2, (CUdeviceptr * memory, size_t size_bytes))                \
     X(cuMemFree_v2, (CUdeviceptr memory))                                      \
+    X(cuMemAllocHost_v2, (void **memory, size_t size_bytes))                   \
+    X(cuMemFreeHost, (void *memory))                                           \
     X(cuMemcpyAsync,                                                           \
       (CUdeviceptr dst, CUdeviceptr src, size_t size_bytes, CUstream stream))  \
+    X(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *copy, CUstream stream))        \
     X(cuStreamCreate, (CUstream * stream, unsigned int flags))                 \
     X(cuStreamDestroy_v2, (CUstream stream))                                   \
     X(cuEventCreate, (CUevent * event, unsigned int flags))                    \

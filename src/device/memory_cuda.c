@@ -14,7 +14,7 @@
     X(0)                                                                       \
     X(1)                                                                       \
     X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
-#define N_ORDINALS 16
+#define N_ORDINALS FERRY__DEVICES_MOST
 
 struct ferry__queue {
     int32_t ordinal;
@@ -72,6 +72,27 @@ static void free_on(int32_t ordinal, void *memory)
     leave();
 }
 
+static ferry_status pinned_alloc_on(int32_t ordinal, size_t size_bytes,
+                                    void **out)
+{
+    void *memory = NULL;
+
+    FERRY_TRY(enter(ordinal));
+    FERRY_TRY(
+        done("cuMemAllocHost",
+             cuda->cuMemAllocHost_v2(&memory, size_bytes ? size_bytes : 1)));
+    *out = memory;
+    return FERRY_OK;
+}
+
+static void pinned_free_on(int32_t ordinal, void *memory)
+{
+    if (!memory || enter(ordinal) < 0)
+        return;
+    cuda->cuMemFreeHost(memory);
+    leave();
+}
+
 /* ---- queues ---- */
 
 static ferry_status queue_on(int32_t ordinal, ferry__queue **out)
@@ -118,6 +139,27 @@ static ferry_status cuda_copy(ferry__queue *q, void *dst, const void *src,
                 cuda->cuMemcpyAsync((CUdeviceptr)(uintptr_t)dst,
                                     (CUdeviceptr)(uintptr_t)src, size_bytes,
                                     q->stream));
+}
+
+static ferry_status cuda_copy_rows(ferry__queue *q, const ferry__rows *rows)
+{
+    CUDA_MEMCPY2D copy = {
+        .srcMemoryType = CU_MEMORYTYPE_DEVICE,
+        .srcDevice = (CUdeviceptr)(uintptr_t)rows->src,
+        .srcPitch = rows->src_pitch,
+        .dstMemoryType =
+            rows->dst_is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE,
+        .dstPitch = rows->dst_pitch,
+        .WidthInBytes = rows->width,
+        .Height = rows->rows,
+    };
+
+    if (rows->dst_is_host)
+        copy.dstHost = rows->dst;
+    else
+        copy.dstDevice = (CUdeviceptr)(uintptr_t)rows->dst;
+    FERRY_TRY(enter(q->ordinal));
+    return done("cuMemcpy2DAsync", cuda->cuMemcpy2DAsync_v2(&copy, q->stream));
 }
 
 /* ---- events ---- */
@@ -181,6 +223,14 @@ static ferry_status event_query(ferry__event *e)
     {                                                                          \
         free_on(n, memory);                                                    \
     }                                                                          \
+    static ferry_status pinned_alloc_##n(size_t size_bytes, void **out)        \
+    {                                                                          \
+        return pinned_alloc_on(n, size_bytes, out);                            \
+    }                                                                          \
+    static void pinned_free_##n(void *memory)                                  \
+    {                                                                          \
+        pinned_free_on(n, memory);                                             \
+    }                                                                          \
     static ferry_status queue_##n(ferry__queue **out)                          \
     {                                                                          \
         return queue_on(n, out);                                               \
@@ -197,10 +247,13 @@ ORDINALS(FUNCTIONS)
         .device = 1 + (n),                                                     \
         .alloc = alloc_##n,                                                    \
         .free = free_##n,                                                      \
+        .pinned_alloc = pinned_alloc_##n,                                      \
+        .pinned_free = pinned_free_##n,                                        \
         .queue_create = queue_##n,                                             \
         .queue_destroy = queue_destroy,                                        \
         .queue_handle = queue_handle,                                          \
         .copy = cuda_copy,                                                     \
+        .copy_rows = cuda_copy_rows,                                           \
         .event_create = event_##n,                                             \
         .event_destroy = event_destroy,                                        \
         .event_record = event_record,                                          \

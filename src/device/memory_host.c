@@ -55,6 +55,15 @@ static ferry_status host_copy(ferry__queue *q, void *dst, const void *src,
     return FERRY_OK;
 }
 
+static ferry_status host_copy_rows(ferry__queue *q, const ferry__rows *rows)
+{
+    (void)q;
+    for (size_t r = 0; r < rows->rows; r++)
+        memcpy((char *)rows->dst + r * rows->dst_pitch,
+               (const char *)rows->src + r * rows->src_pitch, rows->width);
+    return FERRY_OK;
+}
+
 static ferry_status event_create(ferry__event **out)
 {
     *out = &the_event;
@@ -86,10 +95,13 @@ const ferry__memory *ferry__memory_host(void)
         .device = 0,
         .alloc = host_alloc,
         .free = ferry__free,
+        .pinned_alloc = host_alloc,
+        .pinned_free = ferry__free,
         .queue_create = queue_create,
         .queue_destroy = queue_destroy,
         .queue_handle = queue_handle,
         .copy = host_copy,
+        .copy_rows = host_copy_rows,
         .event_create = event_create,
         .event_destroy = event_destroy,
         .event_record = event_record,

@@ -88,10 +88,10 @@ static ferry_status check_tensor(const char *name, const ferry_tensor *t)
         return ferry_fail(FERRY_EINVAL,
                           "parameter %s: %" PRId32 " dimensions, want 0 to %d",
                           name, t->ndim, FERRY_MAX_DIMS);
-    if (t->device != 0)
-        return ferry_fail(FERRY_ENOTSUP,
+    if (t->device < 0)
+        return ferry_fail(FERRY_EINVAL,
                           "parameter %s: device %" PRId32
-                          ", only host memory (0) is supported",
+                          " is neither the host (0) nor 1 + a CUDA device",
                           name, t->device);
     return FERRY_OK;
 }

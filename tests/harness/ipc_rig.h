@@ -66,10 +66,11 @@ int rig_fds(const rig *r, int32_t rank);
 
 /* ---- the source ---- */
 
-#define RIG_SHARED  0x1u /* bytes in one ferry_shared_alloc arena */
-#define RIG_STREAM  0x2u /* not stable: one reused buffer */
-#define RIG_STRIDED 0x4u /* 2-D parameters are stored transposed */
-#define RIG_MIXED   0x8u /* every other parameter in the arena */
+#define RIG_SHARED  0x1u  /* bytes in one ferry_shared_alloc arena */
+#define RIG_STREAM  0x2u  /* not stable: one reused buffer */
+#define RIG_STRIDED 0x4u  /* 2-D parameters are stored transposed */
+#define RIG_MIXED   0x8u  /* every other parameter in the arena */
+#define RIG_DEVICE  0x10u /* in memory of devices (device_use) by turns */
 
 typedef struct rig_source rig_source;
 rig_source *rig_source_open(const rig_param *params, size_t count,
@@ -79,6 +80,8 @@ void rig_source_fill(rig_source *s, uint64_t seed);
 ferry_source rig_source_of(rig_source *s);
 /* The arena of RIG_SHARED, where parameters lie one after another. */
 const char *rig_source_arena(const rig_source *s);
+/* Where parameter i lies, unless it streams. */
+const char *rig_source_bytes(const rig_source *s, size_t i);
 /* Item `at` (from 0) is called another name; SIZE_MAX: none. */
 void rig_source_misname(rig_source *s, size_t at);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rig's source: private, shared, strided or streaming. */
+/* The rig's source: private, shared, strided, streaming or on devices. */
 #include "harness/ipc_rig.h"
+#include "harness/device.h"
 #include "harness/ipc_rig_private.h"
 
 #include <assert.h>
@@ -50,6 +51,26 @@ static bool is_strided(const rig_source *s, const rig_param *p)
     return (s->flags & RIG_STRIDED) && p->ndim == 2;
 }
 
+/* Devices take turns; what streams has one. */
+static int32_t ordinal_of(const rig_source *s, size_t i)
+{
+    return s->flags & RIG_STREAM ? 0 : (int32_t)(i % DEVICES);
+}
+
+static char *get_memory(const rig_source *s, size_t i, size_t size)
+{
+    return s->flags & RIG_DEVICE ? device_alloc(ordinal_of(s, i), size)
+                                 : malloc(size);
+}
+
+static void give_memory(const rig_source *s, size_t i, char *memory)
+{
+    if (s->flags & RIG_DEVICE)
+        device_free(ordinal_of(s, i), memory);
+    else
+        free(memory);
+}
+
 /* Writes the parameter's elements where its memory has them. */
 static void fill_one(const rig_source *s, size_t i, char *out)
 {
@@ -58,6 +79,7 @@ static void fill_one(const rig_source *s, size_t i, char *out)
     bool strided = is_strided(s, p);
     size_t whole = strided ? 0 : n / 8 * 8;
 
+    out = s->flags & RIG_DEVICE ? device_bytes(out) : out;
     /* Eight bytes come of one word. */
     for (size_t b = 0; b < whole; b += 8) {
         uint64_t word = rig_word(s->seed, i, b / 8);
@@ -100,7 +122,7 @@ rig_source *rig_source_open(const rig_param *params, size_t count,
         total += (n + 63) / 64 * 64;
         largest = n > largest ? n : largest;
     }
-    s->scratch = malloc(largest);
+    s->scratch = flags & RIG_STREAM ? get_memory(s, 0, largest) : NULL;
     if (flags & (RIG_SHARED | RIG_MIXED)) {
         void *memory = NULL;
 
@@ -115,7 +137,7 @@ rig_source *rig_source_open(const rig_param *params, size_t count,
 
         if (flags & RIG_STREAM)
             continue;
-        s->bytes[i] = shared ? s->arena + at : malloc(n + 1);
+        s->bytes[i] = shared ? s->arena + at : get_memory(s, i, n + 1);
         at += (n + 63) / 64 * 64;
     }
     return s;
@@ -127,11 +149,12 @@ void rig_source_close(rig_source *s)
         bool shared =
             (s->flags & RIG_SHARED) || ((s->flags & RIG_MIXED) && i % 2 == 0);
 
-        if (!shared)
-            free(s->bytes[i]);
+        if (!shared && s->bytes[i])
+            give_memory(s, i, s->bytes[i]);
     }
     ferry_shared_free(s->arena);
-    free(s->scratch);
+    if (s->scratch)
+        give_memory(s, 0, s->scratch);
     free(s->metas);
     free(s->bytes);
     free(s);
@@ -149,6 +172,11 @@ void rig_source_fill(rig_source *s, uint64_t seed)
 const char *rig_source_arena(const rig_source *s)
 {
     return s->arena;
+}
+
+const char *rig_source_bytes(const rig_source *s, size_t i)
+{
+    return s->bytes[i];
 }
 
 void rig_source_misname(rig_source *s, size_t at)
@@ -191,6 +219,8 @@ static ferry_status source_next(void *self, ferry_item *out)
     }
     out->name = i == s->misnamed ? "stranger" : p->name;
     ferry_tensor_init(&out->tensor, bytes, p->dtype, p->ndim, p->shape);
+    if (s->flags & RIG_DEVICE)
+        out->tensor.device = 1 + ordinal_of(s, i);
     if (is_strided(s, p)) {
         out->tensor.stride[0] = 1;
         out->tensor.stride[1] = p->shape[0];

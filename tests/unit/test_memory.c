@@ -36,11 +36,54 @@ static int asked(const char *name)
     return question();
 }
 
+static void await(const ferry__memory *m, ferry__queue *q, ferry__event *e)
+{
+    ferry_status status = FERRY_EBUSY;
+
+    assert_int_equal(m->event_record(e, q), FERRY_OK);
+    for (int i = 0; i < 100 && status == FERRY_EBUSY; i++)
+        status = m->event_query(e);
+    assert_int_equal(status, FERRY_OK);
+}
+
+/* Bytes 30 r to 30 r + 6 of the memory, which holds 13 i + 1, packed into
+ * pinned memory of the host, and from there on to other rows. */
+static void rows_and_pinned(const ferry__memory *m, ferry__queue *q,
+                            ferry__event *e, char *memory)
+{
+    ferry__rows rows = {.src = memory,
+                        .dst_pitch = 7,
+                        .src_pitch = 30,
+                        .width = 7,
+                        .rows = 20,
+                        .dst_is_host = true};
+    unsigned char *packed, take[20 * 7];
+    void *pinned = NULL;
+
+    assert_int_equal(m->pinned_alloc(20 * 7, &pinned), FERRY_OK);
+    packed = rows.dst = pinned;
+    assert_int_equal(m->copy_rows(q, &rows), FERRY_OK);
+    await(m, q, e);
+    for (int i = 0; i < 20 * 7; i++)
+        assert_int_equal(packed[i],
+                         (unsigned char)((i / 7 * 30 + i % 7) * 13 + 1));
+    rows.dst = memory + 700;
+    rows.dst_pitch = 9;
+    rows.dst_is_host = m->device == 0;
+    assert_int_equal(m->copy_rows(q, &rows), FERRY_OK);
+    for (int r = 0; r < 20; r++)
+        assert_int_equal(m->copy(q, take + r * 7, memory + 700 + r * 9, 7),
+                         FERRY_OK);
+    await(m, q, e);
+    assert_memory_equal(take, packed, sizeof(take));
+    m->pinned_free(pinned);
+    m->pinned_free(NULL);
+}
+
 /* There and back, with an event between. */
 static void round_trip(const ferry__memory *m)
 {
     unsigned char give[1000], take[1000] = {0};
-    ferry_status status = FERRY_EBUSY;
     ferry__queue *q;
     ferry__event *e;
     void *memory;
@@ -53,11 +96,9 @@ static void round_trip(const ferry__memory *m)
     assert_int_equal(m->copy(q, memory, give, sizeof(give)), FERRY_OK);
     assert_int_equal(m->copy(q, take, memory, sizeof(take)), FERRY_OK);
     assert_int_equal(m->copy(q, NULL, NULL, 0), FERRY_OK);
-    assert_int_equal(m->event_record(e, q), FERRY_OK);
-    for (int i = 0; i < 100 && status == FERRY_EBUSY; i++)
-        status = m->event_query(e);
-    assert_int_equal(status, FERRY_OK);
+    await(m, q, e);
     assert_memory_equal(give, take, sizeof(give));
+    rows_and_pinned(m, q, e, memory);
     m->event_destroy(e);
     m->queue_destroy(q);
     m->free(memory);

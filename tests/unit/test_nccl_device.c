@@ -39,6 +39,7 @@ static const char *test_module(const char *name)
  * up before there are any. */
 static void (*hold)(int on);
 static int (*left)(void);
+static void *(*reach)(const void *memory);
 
 static void look_up(void)
 {
@@ -52,6 +53,9 @@ static void look_up(void)
     assert_int_equal(ferry__module_symbol(driver, "cuda_host_left", &symbol),
                      0);
     memcpy(&left, &symbol, sizeof(symbol));
+    assert_int_equal(ferry__module_symbol(driver, "cuda_host_reach", &symbol),
+                     0);
+    memcpy(&reach, &symbol, sizeof(symbol));
 }
 
 /* ---- ranks as threads ---- */
@@ -122,7 +126,7 @@ static int moves_body(ferry__comm *c)
     CHECK(strstr(text, "nccl 2.27.3 (") == text);
     /* The device's own memory goes as it is. */
     GOOD(m->alloc(BYTES, &memory));
-    at = memory;
+    at = reach(memory);
     memset(at, c->rank == 1 ? 7 : 0, BYTES);
     GOOD(c->ops->broadcast(c, memory, BYTES, 1, T));
     for (size_t i = 0; i < BYTES; i++)

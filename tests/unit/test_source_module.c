@@ -138,9 +138,9 @@ static void wrong_entries_are_refused_by_name(void **state)
     expect_error(ferry_source_module(names, &t, 1, &source), FERRY_EINVAL,
                  "q8_0");
     t = tensors[0];
-    t.device = 1;
-    expect_error(ferry_source_module(names, &t, 1, &source), FERRY_ENOTSUP,
-                 "parameter a: device 1");
+    t.device = -1;
+    expect_error(ferry_source_module(names, &t, 1, &source), FERRY_EINVAL,
+                 "parameter a: device -1");
     assert_null(source.ops);
 }
 

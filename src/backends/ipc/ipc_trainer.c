@@ -44,6 +44,8 @@ static ferry_status trainer_create(const ferry_trainer_host *host,
     t->info = info;
     t->is_sender = is_sender;
     t->ring_fd = -1;
+    t->fetcher.check = ipc__fetch_check;
+    t->fetcher.check_arg = t;
     t->buffer_bytes = t->info->packed_buffer_size_bytes;
     if (t->buffer_bytes == 0)
         t->buffer_bytes = BUFFER_BYTES;
@@ -90,6 +92,7 @@ static void trainer_destroy(void *self)
     if (!t)
         return;
     ipc__session_close(t);
+    ferry__fetch_close(&t->fetcher);
     ferry__free(t->buffers);
     ferry__free(t);
 }
@@ -97,7 +100,7 @@ static void trainer_destroy(void *self)
 static const ferry_trainer_engine_ops trainer_ops = {
     .size = sizeof(ferry_trainer_engine_ops),
     .abi = FERRY_ENGINE_ABI,
-    .flags = FERRY_TRAINER_FULL_RESYNC,
+    .flags = FERRY_TRAINER_FULL_RESYNC | FERRY_TRAINER_DEVICES,
     .init_type = &ferry_ipc_trainer_init_type,
     .create = trainer_create,
     .init = trainer_init,

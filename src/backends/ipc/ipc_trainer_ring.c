@@ -63,30 +63,48 @@ static int64_t room_for(const writer *w, int64_t left, size_t elem_bytes)
     return left <= room ? left : room / PIECE_ELEMENTS * PIECE_ELEMENTS;
 }
 
+/* One parameter on its way. */
+typedef struct parcel {
+    uint32_t param;
+    size_t elem_bytes;
+    ipc__digester *digester; /* NULL: nothing is hashed */
+} parcel;
+
 /* Through the cache, since the workers read it next; hashed on the way. */
-static void add_piece(writer *w, uint32_t param, const ferry_tensor *tensor,
-                      int64_t first, int64_t count, ipc__digester *digester)
+static void pack(void *arg, const ferry_tensor *view, int64_t first,
+                 int64_t count, void *out)
+{
+    const parcel *c = arg;
+
+    if (c->digester)
+        ipc__digester_pack(c->digester, c->param, view, first, count, out);
+    else
+        ferry__copy_range_hot(view, first, count, out);
+}
+
+static ferry_status add_piece(writer *w, parcel *c, int64_t first,
+                              int64_t count)
 {
     ferry__ipc_slot *head = w->head;
-    uint64_t bytes = (uint64_t)count * ferry_dtype_bytes(tensor->dtype);
+    uint64_t bytes = (uint64_t)count * c->elem_bytes;
 
-    if (digester)
-        ipc__digester_pack(digester, param, tensor, first, count,
-                           w->data + w->used);
-    else
-        ferry__copy_range_hot(tensor, first, count, w->data + w->used);
+    FERRY_TRY(ferry__fetch_pack(&w->t->fetcher, first, count, w->data + w->used,
+                                pack, c));
     head->records[head->n_records++] =
-        (ferry__ipc_record){param, 0, first, count, w->used};
+        (ferry__ipc_record){c->param, 0, first, count, w->used};
     w->used += (bytes + ALIGN - 1) / ALIGN * ALIGN;
     if (w->used > FERRY__IPC_SLOT_BYTES)
         w->used = FERRY__IPC_SLOT_BYTES;
+    return FERRY_OK;
 }
 
+/* The tensor that was taken up. */
 static ferry_status stream_tensor(writer *w, uint32_t param,
                                   const ferry_tensor *tensor,
                                   ipc__digester *digester)
 {
     size_t elem = ferry_dtype_bytes(tensor->dtype);
+    parcel c = {param, elem, digester};
     int64_t numel = ferry_tensor_numel(tensor), first = 0, count;
 
     while (first < numel) {
@@ -97,7 +115,7 @@ static ferry_status stream_tensor(writer *w, uint32_t param,
             publish(w);
             continue;
         }
-        add_piece(w, param, tensor, first, count, digester);
+        FERRY_TRY(add_piece(w, &c, first, count));
         first += count;
     }
     return FERRY_OK;
@@ -118,6 +136,7 @@ ferry_status ipc__ring_stream(ipc__trainer *t, ipc__chunk *chunk,
             FERRY_TRY(ipc__fetch(t, chunk, i, &tensor));
         if (kind == FERRY__IPC_RING) {
             t->used_ring = true;
+            FERRY_TRY(ipc__take(t, chunk, i, &tensor));
             FERRY_TRY(stream_tensor(&w, (uint32_t)i, &tensor, digester));
         } else if (digester) {
             /* A long hash must not keep back what the ring holds. */

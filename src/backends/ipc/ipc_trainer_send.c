@@ -44,6 +44,32 @@ ferry_status ipc__fetch(ipc__trainer *t, const ipc__chunk *chunk, size_t i,
     return FERRY_OK;
 }
 
+ferry_status ipc__fetch_check(void *arg, const char *what)
+{
+    ipc__trainer *t = arg;
+
+    return t->in_update ? ipc__peers_look(t, what, 0)
+                        : t->host->check(t->ctx, what);
+}
+
+ferry_status ipc__take(ipc__trainer *t, const ipc__chunk *chunk, size_t i,
+                       const ferry_tensor *tensor)
+{
+    const char *name = chunk->params[i].name;
+
+    FERRY_TRY(ferry__fetch_begin(&t->fetcher, name, tensor));
+    if (tensor->device == 0)
+        return FERRY_OK;
+    t->used_device = true;
+    if (!t->told_devices)
+        t->host->log(FERRY_LOG_WARN,
+                     "ipc: parameter %s is in the memory of device %d; "
+                     "tensors of devices are copied through the host",
+                     name, tensor->device - 1);
+    t->told_devices = true;
+    return FERRY_OK;
+}
+
 static void chunk_free(ipc__chunk *chunk)
 {
     ferry__free(chunk->tensors);
@@ -166,17 +192,28 @@ static ferry_status buffer_open(send_state *s, ipc__buffer *b)
     return FERRY_OK;
 }
 
+static void copy_part(void *arg, const ferry_tensor *view, int64_t first,
+                      int64_t count, void *out)
+{
+    (void)arg;
+    ferry__copy_range(view, first, count, out);
+}
+
 /* Copies a tensor into the chunk's buffer; what is hashed later is the copy,
  * since the source may use its own memory again. */
 static ferry_status use_buffer(send_state *s, ipc__buffer *b, uint64_t *at,
-                               ferry_tensor *tensor, ferry__ipc_handle *h)
+                               size_t i)
 {
     ipc__trainer *t = s->t;
+    ferry_tensor *tensor = &s->chunk.tensors[i];
+    ferry__ipc_handle *h = &s->chunk.handles[i];
     int64_t began = t->host->now_ns();
 
     FERRY_TRY(buffer_open(s, b));
     FERRY_TRY(ipc__segment_use(t, b->id, b->size_bytes, b->fd));
-    ferry__copy_range(tensor, 0, ferry_tensor_numel(tensor), b->memory + *at);
+    FERRY_TRY(ipc__take(t, &s->chunk, i, tensor));
+    FERRY_TRY(ferry__fetch_pack(&t->fetcher, 0, ferry_tensor_numel(tensor),
+                                b->memory + *at, copy_part, NULL));
     h->kind = FERRY__IPC_SHARED;
     h->id = b->id;
     h->offset = *at;
@@ -205,25 +242,26 @@ static ferry_status place(send_state *s, ipc__buffer *b, uint64_t *at, size_t i)
     ipc__chunk *c = &s->chunk;
     ferry__ipc_handle *h = &c->handles[i];
     ferry_tensor *tensor = &c->tensors[i];
-    bool shared = false;
+    bool host = tensor->device == 0, shared = false;
 
     if (ferry_tensor_numel(tensor) == 0) {
         h->kind = FERRY__IPC_EMPTY;
         return FERRY_OK;
     }
-    if (s->stable && (t->path == IPC__PATH_AUTO || t->path == IPC__PATH_SHARED))
+    if (host && s->stable &&
+        (t->path == IPC__PATH_AUTO || t->path == IPC__PATH_SHARED))
         FERRY_TRY(try_shared(s, tensor, h, &shared));
     if (shared)
         return FERRY_OK;
     if (t->path == IPC__PATH_SHARED)
         return fail_not_shared(&c->params[i]);
-    if (s->stable && t->path == IPC__PATH_CMA && t->cma &&
+    if (host && s->stable && t->path == IPC__PATH_CMA && t->cma &&
         ferry_tensor_is_contiguous(tensor)) {
         use_range(s, tensor, h);
         return FERRY_OK;
     }
     if (b)
-        return use_buffer(s, b, at, tensor, h);
+        return use_buffer(s, b, at, i);
     h->kind = FERRY__IPC_RING;
     return FERRY_OK;
 }
@@ -438,10 +476,12 @@ static void note_path(ipc__trainer *t)
 
     snprintf(stats->path, sizeof(stats->path), "%s%s%s", direct,
              direct[0] && t->used_ring ? "+" : "", t->used_ring ? "ring" : "");
-    t->host->log(FERRY_LOG_INFO, "ipc: round %llu went by %s%s",
+    stats->peak_bytes += t->fetcher.peak_bytes;
+    t->host->log(FERRY_LOG_INFO, "ipc: round %llu went by %s%s%s",
                  (unsigned long long)t->round,
                  stats->path[0] ? stats->path : "no path: nothing to send",
-                 t->used_buffer ? " (packed into chunk buffers)" : "");
+                 t->used_buffer ? " (packed into chunk buffers)" : "",
+                 t->used_device ? ", from devices through the host" : "");
 }
 
 /* Progress follows the slowest worker; what the others took counts as sent
@@ -492,7 +532,10 @@ ferry_status ipc__trainer_send(void *self, const void *payload,
     t->round++;
     t->in_update = false;
     t->used_shared = t->used_ring = t->used_cma = t->used_buffer = false;
+    t->used_device = false;
     status = send_round(&s);
+    /* Before the tensors may go. */
+    ferry__fetch_rest(&t->fetcher);
     t->host->pass_end(t->ctx);
     chunk_free(&s.chunk);
     chunk_free(&s.in_flight);

@@ -7,6 +7,7 @@
 
 #include "backends/ipc/ipc_wire.h"
 #include "core/digester.h"
+#include "device/fetch.h"
 
 /* How often sockets and the control call are looked at while waiting. */
 #define IPC__SLICE_MS 20
@@ -78,7 +79,9 @@ typedef struct ipc__trainer {
     ipc__buffer *buffers;               /* n_buffers of them */
     bool in_update;                     /* a control call is in flight */
     uint64_t update_bytes, update_seen; /* declared, and reported as progress */
-    bool used_shared, used_ring, used_cma, used_buffer;
+    bool used_shared, used_ring, used_cma, used_buffer, used_device;
+    ferry__fetcher fetcher; /* of tensors in memory of devices */
+    bool told_devices;      /* that they come by way of the host */
 } ipc__trainer;
 
 /* One update call: parameters [first, first + count) of the round. */
@@ -147,6 +150,12 @@ ferry_status ipc__ring_stream(ipc__trainer *t, ipc__chunk *chunk,
                               ipc__digester *digester);
 
 /* ---- ipc_trainer_send.c ---- */
+/* Takes a tensor up for packing, wherever it lies. */
+ferry_status ipc__take(ipc__trainer *t, const ipc__chunk *chunk, size_t i,
+                       const ferry_tensor *tensor);
+/* Asks the host and looks at the workers; `arg` is the trainer. The check of
+ * the fetcher. */
+ferry_status ipc__fetch_check(void *arg, const char *what);
 ferry_status ipc__fetch(ipc__trainer *t, const ipc__chunk *chunk, size_t i,
                         ferry_tensor *out);
 ferry_status ipc__trainer_send(void *self, const void *payload,

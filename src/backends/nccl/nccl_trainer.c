@@ -95,6 +95,8 @@ static ferry_status trainer_create(const ferry_trainer_host *host,
     t->ctx = ctx;
     t->info = info;
     t->is_sender = is_sender;
+    t->fetcher.check = nccl__trainer_check;
+    t->fetcher.check_arg = t;
     status = read_info(t);
     if (status < 0) {
         ferry__free(t);
@@ -124,6 +126,7 @@ static void trainer_destroy(void *self)
     if (!t)
         return;
     nccl__session_close(t, FERRY_OK);
+    ferry__fetch_close(&t->fetcher);
     ferry__store_server_close(&t->server);
     ferry__free(t);
 }
@@ -131,7 +134,7 @@ static void trainer_destroy(void *self)
 static const ferry_trainer_engine_ops trainer_ops = {
     .size = sizeof(ferry_trainer_engine_ops),
     .abi = FERRY_ENGINE_ABI,
-    .flags = FERRY_TRAINER_FULL_RESYNC,
+    .flags = FERRY_TRAINER_FULL_RESYNC | FERRY_TRAINER_DEVICES,
     .init_type = &ferry_nccl_trainer_init_type,
     .create = trainer_create,
     .init = trainer_init,

@@ -160,6 +160,7 @@ static void note_stats(const nccl__trainer *t)
 
     if (t->group.stream)
         stats->peak_bytes = t->group.stream->peak_bytes;
+    stats->peak_bytes += t->fetcher.peak_bytes;
     snprintf(stats->path, sizeof(stats->path), "%s",
              t->group.stream ? t->group.stream->path
                              : t->group.comm->ops->provider);
@@ -242,6 +243,8 @@ ferry_status nccl__trainer_send(void *self, const void *payload,
     (void)payload_count;
     t->round++;
     status = send_round(&s);
+    /* Before the tensors may go. */
+    ferry__fetch_rest(&t->fetcher);
     t->host->pass_end(t->ctx);
     nccl__proofs_close(&s.proofs);
     if (status < 0 && t->open)

@@ -8,6 +8,7 @@
 
 #include "backends/nccl/nccl_wire.h"
 #include "core/digester.h"
+#include "device/fetch.h"
 
 typedef enum nccl__rendezvous {
     NCCL__RENDEZVOUS_STORE,
@@ -42,6 +43,8 @@ typedef struct nccl__trainer {
     int32_t port; /* of the store; 0: not served yet */
     uint64_t generation;
     uint64_t round;
+    ferry__fetcher fetcher; /* of tensors in memory of devices */
+    bool told_devices;      /* that they come by way of the host */
 
     /* the session */
     bool open;

@@ -124,16 +124,18 @@ void ferry__nccl_close(ferry__nccl_group *g, ferry_status status);
 typedef struct ferry__nccl_stage {
     const struct ferry__memory *memory; /* NULL: the host's */
     void *queue, *event;                /* of memory */
-    char *scratch;                      /* FERRY__NCCL_STAGE_BYTES */
+    /* The group's, whose own is away while buffers stream. */
+    ferry_status (*check)(void *arg, const char *what);
+    void *check_arg;
+    char *scratch; /* FERRY__NCCL_STAGE_BYTES */
 } ferry__nccl_stage;
 #define FERRY__NCCL_STAGE_BYTES ((size_t)1 << 20)
 
 ferry_status ferry__nccl_stage_open(ferry__nccl_stage *s, const ferry__comm *c);
 void ferry__nccl_stage_close(ferry__nccl_stage *s);
-/* Copies and waits until it is done, asking the group's check. */
-ferry_status ferry__nccl_stage_copy(ferry__nccl_stage *s, ferry__comm *c,
-                                    void *dst, const void *src,
-                                    size_t size_bytes);
+/* Copies and waits until it is done, asking the check. */
+ferry_status ferry__nccl_stage_copy(ferry__nccl_stage *s, void *dst,
+                                    const void *src, size_t size_bytes);
 
 /* ---- info types (nccl_wire_info.c) ---- */
 

@@ -88,7 +88,8 @@ ferry_status ferry__nccl_stage_open(ferry__nccl_stage *s, const ferry__comm *c)
     ferry__queue *queue = NULL;
     ferry__event *event = NULL;
 
-    *s = (ferry__nccl_stage){.memory = c->memory};
+    *s = (ferry__nccl_stage){
+        .memory = c->memory, .check = c->check, .check_arg = c->check_arg};
     s->scratch = ferry__alloc_raw(FERRY__NCCL_STAGE_BYTES);
     if (!s->scratch)
         return FERRY_ENOMEM;
@@ -111,9 +112,8 @@ void ferry__nccl_stage_close(ferry__nccl_stage *s)
     *s = (ferry__nccl_stage){0};
 }
 
-ferry_status ferry__nccl_stage_copy(ferry__nccl_stage *s, ferry__comm *c,
-                                    void *dst, const void *src,
-                                    size_t size_bytes)
+ferry_status ferry__nccl_stage_copy(ferry__nccl_stage *s, void *dst,
+                                    const void *src, size_t size_bytes)
 {
     ferry_status status;
 
@@ -123,8 +123,8 @@ ferry_status ferry__nccl_stage_copy(ferry__nccl_stage *s, ferry__comm *c,
         status = s->memory->event_query(s->event);
         if (status != FERRY_EBUSY)
             return status;
-        if (c->check)
-            FERRY_TRY(c->check(c->check_arg, "a copy of the device"));
+        if (s->check)
+            FERRY_TRY(s->check(s->check_arg, "a copy of the device"));
         ferry__sleep_ms(0);
     }
 }

@@ -54,9 +54,9 @@ static ferry_status load_staged(receive *r, size_t i, const char *bytes,
     for (int64_t at = 0; at < count; at += step) {
         int64_t n = count - at < step ? count - at : step;
 
-        FERRY_TRY(ferry__nccl_stage_copy(
-            &w->stage, w->group.comm, w->stage.scratch,
-            bytes + (size_t)at * elem, (size_t)n * elem));
+        FERRY_TRY(ferry__nccl_stage_copy(&w->stage, w->stage.scratch,
+                                         bytes + (size_t)at * elem,
+                                         (size_t)n * elem));
         FERRY_TRY(load_part(r, i, w->stage.scratch, first + at, n));
     }
     return FERRY_OK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL as it is on a device: hands calls on to libferry_nccl_host, and
- * refuses buffers that are not of the device that cuda_host.c plays, and
- * calls without a stream. */
-#include "device/cuda_driver.h"
+/* NCCL as it is on a device: hands calls on to libferry_nccl_host once what is
+ * on their stream before them is done, and refuses buffers that are not of a
+ * device that cuda_host.c plays, and calls without a stream. */
+#include "harness/modules/cuda_host.h"
 #include "harness/nccl_table.h"
 
 #include <dlfcn.h>
@@ -16,6 +16,8 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static nccl_table host;
 static __typeof__(cuPointerGetAttribute) *attribute_of;
+static __typeof__(cuda_host_reach) *reach;
+static __typeof__(cuda_host_flush) *flush;
 
 static void *look(const char *path, const char *name)
 {
@@ -36,6 +38,10 @@ static void bind(void)
              getenv("FERRY_TEST_MODULES"));
     found = look(path, "cuPointerGetAttribute");
     memcpy(&attribute_of, &found, sizeof(found));
+    found = look(path, "cuda_host_reach");
+    memcpy(&reach, &found, sizeof(found));
+    found = look(path, "cuda_host_flush");
+    memcpy(&flush, &found, sizeof(found));
     snprintf(path, sizeof(path), "%s/lib/libferry_nccl_host.so",
              getenv("FERRY_BUILD_DIR"));
 #define BIND(symbol)                                                           \
@@ -51,16 +57,32 @@ static nccl_table *bound(void)
     return &host;
 }
 
-static bool wrong(const void *memory, cudaStream_t stream)
+static bool is_device(const void *memory)
 {
     unsigned int type = 0;
 
+    return !memory ||
+           (attribute_of(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                         (CUdeviceptr)(uintptr_t)memory) == CUDA_SUCCESS &&
+            type == FERRY__CU_MEMORY_DEVICE);
+}
+
+/* Whether a call may go on; then its buffers are given by the addresses where
+ * the host reaches them. */
+static bool enter(const void **send, void **recv, cudaStream_t stream)
+{
+    const void *none = NULL;
+    void *nowhere = NULL;
+
     bound();
-    return !stream ||
-           (memory &&
-            (attribute_of(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                          (CUdeviceptr)(uintptr_t)memory) != CUDA_SUCCESS ||
-             type != FERRY__CU_MEMORY_DEVICE));
+    send = send ? send : &none;
+    recv = recv ? recv : &nowhere;
+    if (!stream || !is_device(*send) || !is_device(*recv))
+        return false;
+    flush((CUstream)stream);
+    *send = *send ? reach(*send) : NULL;
+    *recv = *recv ? reach(*recv) : NULL;
+    return true;
 }
 
 const char *ncclGetErrorString(ncclResult_t result)
@@ -108,7 +130,7 @@ ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count,
                            ncclDataType_t datatype, int root, ncclComm_t comm,
                            cudaStream_t stream)
 {
-    if (wrong(sendbuff, stream) || wrong(recvbuff, stream))
+    if (!enter(&sendbuff, &recvbuff, stream))
         return ncclInvalidArgument;
     return host.ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm,
                               stream);
@@ -118,7 +140,7 @@ ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
                            ncclDataType_t datatype, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream)
 {
-    if (wrong(sendbuff, stream) || wrong(recvbuff, stream))
+    if (!enter(&sendbuff, &recvbuff, stream))
         return ncclInvalidArgument;
     return host.ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm,
                               stream);
@@ -128,7 +150,7 @@ ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff,
                            size_t sendcount, ncclDataType_t datatype,
                            ncclComm_t comm, cudaStream_t stream)
 {
-    if (wrong(sendbuff, stream) || wrong(recvbuff, stream))
+    if (!enter(&sendbuff, &recvbuff, stream))
         return ncclInvalidArgument;
     return host.ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm,
                               stream);
@@ -138,7 +160,7 @@ ncclResult_t ncclSend(const void *sendbuff, size_t count,
                       ncclDataType_t datatype, int peer, ncclComm_t comm,
                       cudaStream_t stream)
 {
-    if (wrong(sendbuff, stream))
+    if (!enter(&sendbuff, NULL, stream))
         return ncclInvalidArgument;
     return host.ncclSend(sendbuff, count, datatype, peer, comm, stream);
 }
@@ -146,7 +168,7 @@ ncclResult_t ncclSend(const void *sendbuff, size_t count,
 ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype,
                       int peer, ncclComm_t comm, cudaStream_t stream)
 {
-    if (wrong(recvbuff, stream))
+    if (!enter(NULL, &recvbuff, stream))
         return ncclInvalidArgument;
     return host.ncclRecv(recvbuff, count, datatype, peer, comm, stream);
 }
