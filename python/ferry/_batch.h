@@ -14,7 +14,31 @@ typedef struct ferry_py_batch {
     void *handle; /* of the Python source */
     ferry_item *items;
     size_t count, at;
+    uint64_t devices; /* bit n: items of the run lie on CUDA device n */
+    bool ready;       /* what those devices had to do for the run is done */
 } ferry_py_batch;
+
+/* Python waits for the devices of the run, or answers FERRY_ETIMEOUT. */
+static ferry_status ferry_py_source_wait(void *self, int64_t timeout_ms);
+
+/* The event of every item of a device. */
+static ferry_status ferry_py_batch_wait(void *self, int64_t timeout_ms)
+{
+    ferry_py_batch *batch = self;
+
+    return batch->ready ? FERRY_OK : ferry_py_source_wait(self, timeout_ms);
+}
+
+/* Gives an item its event, or none, by where its tensor lies. */
+static void ferry_py_batch_event(ferry_py_batch *batch, ferry_item *item)
+{
+    int32_t device = item->tensor.device;
+
+    item->wait = device > 0 ? ferry_py_batch_wait : NULL;
+    item->wait_arg = device > 0 ? batch : NULL;
+    if (device > 0 && device <= 64)
+        batch->devices |= (uint64_t)1 << (device - 1);
+}
 
 /* Python fills the next run, or answers FERRY_DONE or a failure. */
 static ferry_status ferry_py_source_refill(void *self);
@@ -146,10 +170,12 @@ static bool ferry_py_fill_tensor(PyObject *tensor, ferry_tensor *out)
         return false;
     memset(out, 0, sizeof(*out));
     out->dtype = (ferry_dtype)ferry_py_dtype(&from);
-    if (from.device_type != 1 || out->dtype == 0 || from.ndim < 0 ||
-        from.ndim > FERRY_MAX_DIMS ||
+    /* The host, or CUDA. */
+    if ((from.device_type != 1 && from.device_type != 2) || out->dtype == 0 ||
+        from.ndim < 0 || from.ndim > FERRY_MAX_DIMS ||
         (from.ndim > 0 && (from.shape == NULL || from.strides == NULL)))
         return false;
+    out->device = from.device_type == 2 ? 1 + from.device_id : 0;
     out->ndim = from.ndim;
     for (int32_t d = 0; d < from.ndim; d++) {
         out->shape[d] = from.shape[d];
@@ -189,10 +215,9 @@ static size_t ferry_py_batch_fill(ferry_py_batch *batch, uintptr_t names,
         if (name == NULL || tensor == NULL)
             break;
         item->name = ferry_py_name(name);
-        item->wait = NULL;
-        item->wait_arg = NULL;
         if (item->name == NULL || !ferry_py_fill_tensor(tensor, &item->tensor))
             break;
+        ferry_py_batch_event(batch, item);
     }
     PyErr_Clear();
     PyGILState_Release(lock);

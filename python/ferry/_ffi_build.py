@@ -29,6 +29,7 @@ ferry_status ferry_py_source_metadata(void *, const ferry_param_meta **,
                                       size_t *);
 ferry_status ferry_py_source_begin(void *);
 ferry_status ferry_py_source_refill(void *);
+ferry_status ferry_py_source_wait(void *, int64_t);
 void ferry_py_source_end(void *);
 bool ferry_py_source_holds(void *, const char *);
 ferry_status ferry_py_source_groups(void *, const size_t **, size_t *);
@@ -73,7 +74,10 @@ typedef struct ferry_py_batch {
     void *handle;
     ferry_item *items;
     size_t count, at;
+    uint64_t devices;
+    bool ready;
 } ferry_py_batch;
+void ferry_py_batch_event(ferry_py_batch *, ferry_item *);
 ferry_status ferry_py_batch_next(void *, ferry_item *);
 bool ferry_py_batch_torch(uintptr_t, uintptr_t, uintptr_t);
 size_t ferry_py_batch_fill(ferry_py_batch *, uintptr_t, uintptr_t, size_t,

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """C's form of a Python source: metadata, and passes over its tensors.
 
-Items cross in runs (_batch.h). Invariant: a run is held until the library
-asks for the next one, or to the end of the pass if the source is stable.
+Items cross in runs (_batch.h). Tensors of CUDA devices are read once an event
+is over that torch's current stream of each got when the run was handed over.
+Invariant: a run is held until the library asks for the next one, or to the
+end of the pass if the source is stable.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -27,11 +30,13 @@ from ferry.errors import ArgumentError, InputOutputError
 from ferry.tensor import dtype_code, view
 
 _POINTER = ffi.typeof("void *")
+TIMEOUT: int = lib.FERRY_ETIMEOUT
 
 
 def fill_tensor(name: str, value: Any, out: Any) -> object:
     """Describe a tensor to C; returns what must live while C reads it."""
-    address, dtype, shape, strides, owner = view(name, value)
+    address, dtype, shape, strides, owner, device = view(name, value)
+    out.device = device
     out.data = ffi.cast(_POINTER, address)
     out.dtype = dtype
     out.offset = 0
@@ -49,6 +54,16 @@ def _has_mates() -> bool:
     return (distributed is not None and distributed.is_available()
             and distributed.is_initialized()
             and distributed.get_world_size() > 1)
+
+
+def _events(devices: int) -> list[Any]:
+    """Mark where torch's current streams stand, one bit a CUDA device."""
+    cuda: Any = sys.modules["torch"].cuda
+    return [cuda.current_stream(index).record_event()
+            for index in range(devices.bit_length()) if devices >> index & 1]
+
+
+POLL_SECONDS = 2e-4
 
 
 class Param(Protocol):
@@ -84,6 +99,7 @@ class Source:
         self._text: Any = ffi.NULL
         self._items: Iterator[tuple[list[str], list[Any]]] | None = None
         self._late: BaseException | None = None
+        self._awaited: list[Any] = []  # events of the run's devices
         self._index = 0
         self._kept: list[Any] = []
         self._held: frozenset[str] | None = None
@@ -166,6 +182,7 @@ class Source:
             return DONE
         self._kept.append((names, tensors))
         batch, done = self._batch, 0
+        batch.devices = 0
         # Only this frame knows the two lists, so nobody changes them.
         while (done := lib.ferry_py_batch_fill(
             batch, id(names), id(tensors), done, len(names)
@@ -179,13 +196,29 @@ class Source:
                 self._late = error  # the items before it come first
                 break
             done += 1
+        if batch.devices:
+            batch.ready = False
+            self._awaited = _events(batch.devices)
         batch.count = done
         self._index += done
         return OK
 
+    def wait(self, timeout_ms: int) -> int:
+        """Wait until the devices have done what the run needs."""
+        until = time.monotonic() + timeout_ms / 1e3
+        while self._awaited:
+            if self._awaited[-1].query():
+                self._awaited.pop()
+            elif time.monotonic() >= until:
+                return TIMEOUT
+            else:
+                time.sleep(POLL_SECONDS)
+        self._batch.ready = True
+        return OK
+
     def _fill(self, name: str, value: Any, index: int, out: Any) -> None:
         """Describe what is no plain torch tensor, or say why it cannot be."""
-        out.wait = ffi.NULL
+        out.tensor.device = 0
         if not isinstance(name, str):
             raise ArgumentError(
                 f"item {index} of the source: expected a pair of name and "
@@ -201,6 +234,7 @@ class Source:
             self._no_data(name, index if declared else -1, out.tensor)
         else:
             self._kept.append(fill_tensor(name, value, out.tensor))
+        lib.ferry_py_batch_event(self._batch, ffi.addressof(out))
 
     def _no_data(self, name: str, index: int, out: Any) -> None:
         """Fill in a parameter that this rank does not hold (B8)."""
@@ -220,6 +254,7 @@ class Source:
         items, self._items = self._items, None
         self._index = self._batch.count = self._batch.at = 0
         self._late = None
+        self._awaited = []
         self._kept.clear()
         close = getattr(items, "close", None)
         if callable(close):
@@ -271,6 +306,7 @@ for _name, _method in (
     ("metadata", Source.metadata),
     ("begin", Source.begin),
     ("refill", Source.refill),
+    ("wait", Source.wait),
 ):
     define(f"ferry_py_source_{_name}", _source(_method),
             InputOutputError.code)

@@ -70,6 +70,8 @@ class View(NamedTuple):
         Elements from one index to the next, any sign.
     owner : object
         What must be kept alive while the view is read.
+    device : int
+        0 for memory of the host, 1 + n for that of CUDA device n.
     """
 
     address: int
@@ -77,6 +79,7 @@ class View(NamedTuple):
     shape: Sequence[int]
     strides: Sequence[int]
     owner: object
+    device: int = 0
 
 
 def dtype_name(dtype: Any) -> str:
@@ -121,11 +124,11 @@ def _refuse(name: str, why: str) -> NotSupportedError:
 
 
 # Kinds of torch tensors that were found fine, by what decides it.
-_plain: dict[tuple[Any, ...], int] = {}
+_plain: dict[tuple[Any, ...], tuple[int, int]] = {}
 
 
-def _torch_code(name: str, tensor: Any) -> int:
-    """Check what cannot change from tensor to tensor of one kind."""
+def _torch_kind(name: str, tensor: Any) -> tuple[int, int]:
+    """Return dtype code and device of a kind of tensors that can cross."""
     if tensor.is_meta:
         raise _refuse(name, "is a meta tensor, which has no data")
     if hasattr(tensor, "full_tensor"):
@@ -136,12 +139,12 @@ def _torch_code(name: str, tensor: Any) -> int:
         raise _refuse(name, "is a quantized tensor; send its integers")
     if str(tensor.layout) != "torch.strided":
         raise _refuse(name, f"has layout {tensor.layout}, not strided")
-    if tensor.device.type != "cpu":
+    device = tensor.device
+    if device.type not in ("cpu", "cuda"):
         raise _refuse(
-            name,
-            f"lies on {tensor.device}; this build sends host memory only",
-        )
-    return dtype_code(tensor.dtype, name)
+            name, f"lies on {device}; memory of the host and of CUDA is read")
+    number = 0 if device.type == "cpu" else 1 + device.index
+    return dtype_code(tensor.dtype, name), number
 
 
 def _torch_view(name: str, tensor: Any) -> View:
@@ -149,9 +152,10 @@ def _torch_view(name: str, tensor: Any) -> View:
     if tensor.is_nested:  # which has neither shape nor strides
         raise _refuse(name, "is a nested tensor")
     kind = (type(tensor), tensor.dtype, tensor.layout, tensor.device)
-    code = _plain.get(kind)
-    if code is None:
-        code = _plain[kind] = _torch_code(name, tensor)
+    known = _plain.get(kind)
+    if known is None:
+        known = _plain[kind] = _torch_kind(name, tensor)
+    code, device = known
     if tensor.is_neg():  # a lazy minus sign that the bytes do not have
         tensor = tensor.resolve_neg()
     if tensor.dim() > MAX_DIMS:
@@ -164,7 +168,7 @@ def _torch_view(name: str, tensor: Any) -> View:
         raise _refuse(name, f"has no data of its own ({error})") from error
     if address == 0 and tensor.numel() > 0:
         raise _refuse(name, "has no storage")
-    return View(address, code, tensor.shape, tensor.stride(), tensor)
+    return View(address, code, tensor.shape, tensor.stride(), tensor, device)
 
 
 def _array_view(name: str, array: Any) -> View:
@@ -199,14 +203,15 @@ def view(name: str, tensor: Any) -> View:
     name : str
         The parameter, for errors.
     tensor : torch.Tensor or numpy.ndarray
-        Any strides; host memory. Requires-grad and inference tensors, 0-d
-        and empty ones are fine.
+        Any strides; memory of the host or of a CUDA device. Requires-grad
+        and inference tensors, 0-d and empty ones are fine. Work that still
+        writes the bytes is not waited for here.
 
     Raises
     ------
     NotSupportedError
         A tensor without bytes that can be read here: meta, sharded, sparse,
-        on a device; naming the parameter.
+        on a device of another kind; naming the parameter.
     ArgumentError
         Not a tensor at all.
     """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from ferry._ffi import SharedMemory
 
 __all__ = ["share_module"]
+
+logger = logging.getLogger(__name__)
 
 ALIGN = 64
 
@@ -30,7 +33,8 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     Parameters
     ----------
     module : torch.nn.Module
-        With plain parameters on the CPU.
+        With plain parameters. Those on a CUDA device stay where they are,
+        which is logged: they are copied through the host when they are sent.
 
     Returns
     -------
@@ -44,11 +48,18 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     """
     params = [p for p in module.parameters() if p.numel() > 0]
     for param in params:
-        if hasattr(param, "full_tensor") or param.device.type != "cpu":
+        if hasattr(param, "full_tensor") or param.device.type not in (
+                "cpu", "cuda"):
             raise ValueError(
-                "share_module takes plain parameters on the CPU, got "
+                "share_module takes plain parameters on the CPU or CUDA, got "
                 f"{type(param).__name__} on {param.device}"
             )
+    apart = [p for p in params if p.device.type != "cpu"]
+    if apart:
+        logger.warning(
+            "share_module: %d of %d parameters stay in memory of devices, "
+            "the first on %s", len(apart), len(params), apart[0].device)
+        params = [p for p in params if p.device.type == "cpu"]
     memory = SharedMemory(max(sum(_place(_bytes(p)) for p in params), ALIGN))
     whole = torch.frombuffer(memory.buffer, dtype=torch.uint8)
     offset = 0
