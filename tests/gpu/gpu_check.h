@@ -28,6 +28,7 @@
         name();                                                                \
         printf("ok  %s, %.1f ms\n", #name,                                     \
                (double)(ferry__now_ns() - began_) / 1e6);                      \
+        fflush(stdout);                                                        \
     } while (0)
 
 /* Ends the program when the call before says that nothing is here. */

@@ -4,14 +4,17 @@
 #   tests/gpu/run.sh
 # FERRY_BUILD_DIR names a build to use as it is; FERRY_NCCL_LIBRARY the
 # library that speaks NCCL (else the system's, else the package
-# nvidia-nccl-cu13, which is fetched into build/nccl). Ends with 0, with 1
-# when a check failed, with 77 when there was nothing to run on.
+# nvidia-nccl-cu13, which is fetched into build/nccl); FERRY_PYTHON a Python
+# whose torch sees the GPU and which has cffi (else python3, if it does). Ends
+# with 0, with 1 when a check failed, with 77 when there was nothing to run on.
 set -u
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=${FERRY_BUILD_DIR:-}
 cc=${CC:-${FERRY_CC:-cc}}
 package=nvidia-nccl-cu13
+python=${FERRY_PYTHON:-python3}
+programs_all="gpu_memory gpu_fetch gpu_round gpu_nccl"
 
 say() { printf '%s\n' "$*"; }
 
@@ -22,16 +25,24 @@ has_gpu() {
 
 # Only libferry and its modules: tests and worker need more libraries.
 make_build() {
+    local binding=OFF
+
     build=$root/build/gpu
+    "$python" -c 'import torch, cffi' >/dev/null 2>&1 && binding=ON
     cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-        -DFERRY_WORKER=OFF -DFERRY_TESTS=OFF >"$build.log" 2>&1 &&
+        -DFERRY_WORKER=OFF -DFERRY_TESTS=OFF \
+        -DFERRY_PYTHON_PACKAGE=$binding \
+        -DPython_EXECUTABLE="$(command -v "$python")" >"$build.log" 2>&1 &&
         cmake --build "$build" -j "$(nproc)" >>"$build.log" 2>&1
 }
 
 make_program() {
+    local more=()
+
+    [ "$1" != gpu_round ] || more=("$root"/tests/harness/ipc_rig{,_source}.c)
     "$cc" -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror \
-        -I"$root/include" -I"$root/src" -I"$root/tests/gpu" \
-        "$root/tests/gpu/$1.c" -o "$programs/$1" \
+        -I"$root/include" -I"$root/src" -I"$root/tests" -I"$root/tests/gpu" \
+        "$root/tests/gpu/$1.c" "${more[@]}" -o "$programs/$1" \
         -L"$build/lib" -lferry -lpthread -Wl,-rpath,"$build/lib"
 }
 
@@ -61,7 +72,7 @@ if [ -z "$build" ]; then
 fi
 programs=$(mktemp -d) || exit 1
 trap 'rm -rf "$programs"' EXIT
-for program in gpu_memory gpu_nccl; do
+for program in $programs_all; do
     make_program "$program" || {
         say "FAILED: $program does not build"
         exit 1
@@ -76,19 +87,28 @@ has_gpu || {
 export FERRY_MODULE_PATH=$build/lib/ferry
 
 failed=0 ran=0
-for program in gpu_memory gpu_nccl; do
-    say "== $program"
-    timeout 240 "$programs/$program"
+
+# run NAME COMMAND...
+run() {
+    say "== $1"
+    shift
+    timeout 240 "$@"
     rc=$?
     case $rc in
     0) ran=1 ;;
     77) ;;
     *)
-        say "FAILED: $program ended with $rc"
+        say "FAILED: ended with $rc"
         failed=1
         ;;
     esac
+}
+
+for program in $programs_all; do
+    run "$program" "$programs/$program"
 done
+PYTHONPATH=$build/python FERRY_LIBRARY=$build/lib/libferry.so \
+    run torch_source "$python" "$root/tests/gpu/torch_source.py"
 [ $failed -eq 0 ] || exit 1
 [ $ran -eq 1 ] || exit 77
 say "all that ran is ok"

@@ -54,7 +54,7 @@ static bool is_strided(const rig_source *s, const rig_param *p)
 /* Devices take turns; what streams has one. */
 static int32_t ordinal_of(const rig_source *s, size_t i)
 {
-    return s->flags & RIG_STREAM ? 0 : (int32_t)(i % DEVICES);
+    return s->flags & RIG_STREAM ? 0 : (int32_t)i % device_count();
 }
 
 static char *get_memory(const rig_source *s, size_t i, size_t size)
@@ -79,7 +79,6 @@ static void fill_one(const rig_source *s, size_t i, char *out)
     bool strided = is_strided(s, p);
     size_t whole = strided ? 0 : n / 8 * 8;
 
-    out = s->flags & RIG_DEVICE ? device_bytes(out) : out;
     /* Eight bytes come of one word. */
     for (size_t b = 0; b < whole; b += 8) {
         uint64_t word = rig_word(s->seed, i, b / 8);
@@ -160,12 +159,28 @@ void rig_source_close(rig_source *s)
     free(s);
 }
 
+/* The same where the host cannot write. */
+static void fill_memory(const rig_source *s, size_t i, char *memory)
+{
+    size_t n = rig_bytes(&s->params[i]);
+    char *bytes;
+
+    if (!(s->flags & RIG_DEVICE)) {
+        fill_one(s, i, memory);
+        return;
+    }
+    bytes = malloc(n + 1);
+    fill_one(s, i, bytes);
+    device_write(ordinal_of(s, i), memory, bytes, n);
+    free(bytes);
+}
+
 void rig_source_fill(rig_source *s, uint64_t seed)
 {
     s->seed = seed;
     for (size_t i = 0; i < s->count; i++) {
         if (s->bytes[i])
-            fill_one(s, i, s->bytes[i]);
+            fill_memory(s, i, s->bytes[i]);
     }
 }
 
@@ -214,7 +229,7 @@ static ferry_status source_next(void *self, ferry_item *out)
     memset(out, 0, sizeof(*out));
     bytes = s->bytes[i];
     if (!bytes) {
-        fill_one(s, i, s->scratch);
+        fill_memory(s, i, s->scratch);
         bytes = s->scratch;
     }
     out->name = i == s->misnamed ? "stranger" : p->name;
