@@ -38,6 +38,7 @@ typedef enum ferry__fault {
     FERRY__FAULT_MMAP,
     FERRY__FAULT_THREAD,
     FERRY__FAULT_UCX_DROP, /* what is under way in UCX does not end in time */
+    FERRY__FAULT_RESERVE,  /* pages of shared memory */
     FERRY__FAULT_COUNT
 } ferry__fault;
 void ferry__fault_arm(ferry__fault kind, uint64_t n);

@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "device/shared.h"
 
 #include <string.h>
@@ -17,6 +18,8 @@
 #define PAGE_BYTES 4096u
 #define SLOT_MOST  ((uint64_t)1 << 20)
 #define SLOTS_MOST ((uint64_t)1 << 20)
+/* With fewer nothing could be filled while something is read. */
+#define SLOTS_LEAST 2u
 /* As many slots are filled without a thought; before another one is touched
  * the readers are given a moment, since a slot that comes back is in the
  * cache and one that does not is not. A slow reader costs no more than that
@@ -43,7 +46,7 @@ static void measure(uint64_t bound, tcp__pool_head *out)
     slot = slot < PAGE_BYTES ? PAGE_BYTES : slot;
     slot = slot > SLOT_MOST ? SLOT_MOST : slot;
     n_slots = bound / slot;
-    n_slots = n_slots < 2 ? 2 : n_slots;
+    n_slots = n_slots < SLOTS_LEAST ? SLOTS_LEAST : n_slots;
     n_slots = n_slots > SLOTS_MOST ? SLOTS_MOST : n_slots;
     out->magic = MAGIC;
     out->version = VERSION;
@@ -65,7 +68,7 @@ static void lay_out(tcp__pool *p, void *memory, const tcp__pool_head *size)
     p->head = memory;
     p->data = (char *)memory + size->data_at;
     p->size_bytes = (size_t)total_of(size);
-    p->n_slots = size->n_slots;
+    p->n_slots = p->n_most = size->n_slots;
     p->slot_bytes = size->slot_bytes;
     p->n_entries = size->n_entries;
 }
@@ -103,7 +106,7 @@ static ferry_status check_head(const tcp__pool_head *h, const char *key)
         return ferry_fail(FERRY_EPEER, "stream: the shared memory that came "
                                        "is not that of this stream");
     if (h->slot_bytes < PAGE_BYTES || h->slot_bytes > SLOT_MOST ||
-        h->slot_bytes % PAGE_BYTES != 0 || h->n_slots < 2 ||
+        h->slot_bytes % PAGE_BYTES != 0 || h->n_slots < SLOTS_LEAST ||
         h->n_slots > SLOTS_MOST || h->n_entries < h->n_slots ||
         h->n_entries > 2 * SLOTS_MOST ||
         (h->n_entries & (h->n_entries - 1)) != 0 ||
@@ -213,12 +216,37 @@ static void await_oldest(tcp__pool *p, int64_t slice_ms)
     }
 }
 
+/* The machine has no memory for another slot, which is no reason to end a
+ * round: those that are there go round. */
+static ferry_status do_with_less(tcp__pool *p)
+{
+    uint64_t slot = p->slot_bytes, had = slot * p->n_touched;
+
+    if (p->n_touched < SLOTS_LEAST)
+        return ferry__fail_prefix(FERRY_ENOSPC,
+                                  "stream: %llu bytes of buffers could be "
+                                  "had, at least %llu are needed",
+                                  (unsigned long long)had,
+                                  (unsigned long long)slot * SLOTS_LEAST);
+    ferry__log(FERRY_LOG_WARN,
+               "stream: no memory for more than %llu of the %llu bytes of "
+               "buffers that were agreed on; it goes on with those: %s",
+               (unsigned long long)had, (unsigned long long)slot * p->n_slots,
+               ferry_last_error());
+    p->n_most = p->n_touched;
+    return FERRY_OK;
+}
+
 static ferry_status touch_another(tcp__pool *p)
 {
     uint32_t slot = p->n_touched;
     size_t bytes = p->slot_bytes, data = (size_t)(p->data - (char *)p->head);
+    ferry_status status =
+        ferry__shared_reserve(p->fd, data + (size_t)slot * bytes, bytes);
 
-    FERRY_TRY(ferry__shared_reserve(p->fd, data + (size_t)slot * bytes, bytes));
+    if (status == FERRY_ENOSPC)
+        return do_with_less(p);
+    FERRY_TRY(status);
     p->n_touched++;
     atomic_store(&p->head->peak_bytes, (uint64_t)p->n_touched * bytes);
     p->free_slots[p->n_free++] = slot;
@@ -234,7 +262,7 @@ ferry_status ferry__pool_acquire(tcp__pool *p, int64_t slice_ms)
         await_oldest(p, slice_ms < MOMENT_MS ? slice_ms : MOMENT_MS);
         FERRY_TRY(reap(p));
     }
-    if (p->n_free == 0 && p->n_touched < p->n_slots)
+    if (p->n_free == 0 && p->n_touched < p->n_most)
         FERRY_TRY(touch_another(p));
     if (p->n_free == 0) {
         await_oldest(p, slice_ms);

@@ -51,6 +51,7 @@ typedef struct tcp__pool {
     tcp__pool_entry *made; /* own entries, which readers cannot write */
     uint32_t *free_slots;
     uint32_t n_free, n_touched;
+    uint32_t n_most; /* slots; fewer than n_slots when memory ran out */
     uint32_t committed, freed; /* pieces */
     uint32_t slot;             /* at hand, if `held` */
     bool held;
@@ -74,7 +75,9 @@ void ferry__pool_close(tcp__pool *p);
 /* ---- the writer ---- */
 
 /* Takes a slot in hand. FERRY_DONE: all are in use, for slice_ms so far.
- * FERRY_EPEER: a reader says that it released what it never got. */
+ * FERRY_EPEER: a reader says that it released what it never got.
+ * FERRY_ENOSPC: the machine has not even the memory of two slots; with two or
+ * more the pool does with those it has. */
 ferry_status ferry__pool_acquire(tcp__pool *p, int64_t slice_ms);
 char *ferry__pool_slot(const tcp__pool *p);
 /* Says of which size the piece in hand will be; no reader looks yet. */

@@ -184,7 +184,9 @@ ferry_status ferry__shared_reserve(int fd, size_t offset, size_t size_bytes)
     int error;
 
     FERRY_TRY(check_available("range", size_bytes));
-    error = reserve(fd, (extent){offset, size_bytes, false, true});
+    error = ferry__fault_hit(FERRY__FAULT_RESERVE)
+                ? ENOSPC
+                : reserve(fd, (extent){offset, size_bytes, false, true});
     return error ? fail_reserve("range", size_bytes, error) : FERRY_OK;
 }
 

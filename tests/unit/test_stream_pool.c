@@ -3,9 +3,12 @@
  * into the memory that it shares must not reach the writer. */
 #include "comm/tcp_stream_pool.h"
 
+#include "base/alloc.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -162,6 +165,50 @@ static void pieces_outside_are_refused(void **state)
         FERRY_EPEER);
 }
 
+/* ---- memory that runs out ---- */
+
+/* The slots that are there go round; nothing fails for want of more. */
+static void memory_that_runs_out_leaves_fewer_slots(void **state)
+{
+    both *b = *state;
+
+    assert_int_equal(b->writer.n_slots, 4);
+    ferry__fault_arm(FERRY__FAULT_RESERVE, 3);
+    make_piece(b, 1);
+    make_piece(b, 2);
+    assert_int_equal(ferry__pool_acquire(&b->writer, SLICE_MS), FERRY_DONE);
+    take_piece(b, 1);
+    make_piece(b, 3);
+    assert_int_equal(ferry__pool_acquire(&b->writer, SLICE_MS), FERRY_DONE);
+    take_piece(b, 2);
+    take_piece(b, 3);
+    for (int i = 0; i < 100; i++) {
+        make_piece(b, (char)i);
+        make_piece(b, (char)(i + 1));
+        take_piece(b, (char)i);
+        take_piece(b, (char)(i + 1));
+    }
+    assert_int_equal(b->writer.n_touched, 2);
+    ferry__fault_arm(FERRY__FAULT_RESERVE, 0);
+}
+
+/* One slot could not be filled while it is read: both sizes are said. */
+static void memory_for_one_slot_is_too_little(void **state)
+{
+    both *b = *state;
+    char words[128];
+
+    ferry__fault_arm(FERRY__FAULT_RESERVE, 2);
+    make_piece(b, 1);
+    assert_int_equal(ferry__pool_acquire(&b->writer, SLICE_MS), FERRY_ENOSPC);
+    snprintf(words, sizeof(words),
+             "stream: %u bytes of buffers could be had, at least %u are "
+             "needed: ",
+             b->writer.slot_bytes, 2 * b->writer.slot_bytes);
+    assert_non_null(strstr(ferry_last_error(), words));
+    ferry__fault_arm(FERRY__FAULT_RESERVE, 0);
+}
+
 #define CASE(f) cmocka_unit_test_setup_teardown(f, open_both, close_both)
 
 int main(void)
@@ -172,6 +219,8 @@ int main(void)
         CASE(counts_that_cannot_be_are_refused),
         CASE(heads_that_lie_are_not_mapped),
         CASE(pieces_outside_are_refused),
+        CASE(memory_that_runs_out_leaves_fewer_slots),
+        CASE(memory_for_one_slot_is_too_little),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
