@@ -39,6 +39,7 @@ typedef struct meeting {
     int listener;
     char name[NAME_BYTES], key[2 * TCP__POOL_KEY + 1];
     unsigned char *cards, *words; /* of all ranks */
+    ferry_status ended; /* by the owner's check, or by news of the group */
 } meeting;
 
 static void put_text(unsigned char *p, const char *text, size_t most)
@@ -59,6 +60,25 @@ static ferry_status gather(meeting *m, const void *mine, size_t size, void *all)
     ferry__comm *c = m->s->base.comm;
 
     return c->ops->all_gather(c, mine, size, all, left_ms(m));
+}
+
+/* What ends a wait for one rank ends the meeting; another failure only makes
+ * a host of its own of that rank. */
+static ferry_status look(void *arg)
+{
+    meeting *m = arg;
+    const ferry__comm *c = m->s->base.comm;
+
+    if (c->check)
+        m->ended = c->check(c->check_arg, "stream: sharing memory");
+    if (m->ended >= 0)
+        m->ended = ferry__tcp_listen_all(m->s->c, "stream: sharing memory");
+    return m->ended;
+}
+
+static ferry__waiter waiter_of(meeting *m)
+{
+    return (ferry__waiter){look, m, m->until, "stream socket"};
 }
 
 /* The lowest rank that shares with r, or the root. */
@@ -211,7 +231,7 @@ static ferry_status check_user(int fd, const char *who)
 static ferry_status knock(meeting *m, int *out_fd)
 {
     const unsigned char *card = m->cards + (size_t)m->s->leader * CARD_BYTES;
-    ferry__waiter w = {NULL, NULL, m->until, "stream socket"};
+    ferry__waiter w = waiter_of(m);
     unsigned char request[REQUEST_SIZE];
     ferry_status status;
 
@@ -231,7 +251,7 @@ static ferry_status knock(meeting *m, int *out_fd)
 static ferry_status take_pool(meeting *m, int fd)
 {
     const unsigned char *card = m->cards + (size_t)m->s->leader * CARD_BYTES;
-    ferry__waiter w = {NULL, NULL, m->until, "stream socket"};
+    ferry__waiter w = waiter_of(m);
     unsigned char answer[ANSWER_SIZE];
     ferry_status status;
     size_t n = 0;
@@ -289,9 +309,9 @@ static bool answer_one(meeting *m, int fd)
     return true;
 }
 
-static void hand_out(meeting *m)
+static ferry_status hand_out(meeting *m)
 {
-    ferry__waiter w = {NULL, NULL, m->until, "stream socket"};
+    ferry__waiter w = waiter_of(m);
     int32_t missing = 0, strangers = 0;
 
     for (int32_t r = 0; r < m->s->base.comm->world_size; r++)
@@ -311,6 +331,7 @@ static void hand_out(meeting *m)
     if (m->listener >= 0)
         close(m->listener);
     m->listener = -1;
+    return m->ended;
 }
 
 /* ---- all ---- */
@@ -361,15 +382,17 @@ static ferry_status share(meeting *m)
     FERRY_TRY(exchange_cards(m));
     if (!ferry__tcp_stream_leads(s))
         status = knock(m, &fd);
+    FERRY_TRY(m->ended);
     if (status < 0)
         snprintf(line, sizeof(line), "%.150s", ferry_last_error());
     status = exchange_words(m, fd >= 0, FERRY_OK, line);
     if (status >= 0 && ferry__tcp_stream_leads(s)) {
-        hand_out(m);
+        status = hand_out(m);
     } else if (status >= 0 && fd >= 0 && take_pool(m, fd) < 0) {
         snprintf(line, sizeof(line), "%.150s", ferry_last_error());
         close(fd);
         fd = -1;
+        status = m->ended;
     }
     if (status >= 0)
         status = settle(m, ferry__tcp_stream_leads(s) || fd >= 0, line);
