@@ -245,8 +245,10 @@ static ferry_status listen_on(const char *host, int32_t port, int *out_fd,
         if (fd >= 0)
             close(fd);
         freeaddrinfo(list);
-        return ferry_fail(FERRY_ECONN, "cannot listen on %s port %d: %s", host,
-                          port, strerror(error));
+        return ferry_fail(error == EADDRINUSE ? FERRY_EEXIST : FERRY_EIO,
+                          "cannot listen on %s port %d: %s", host, port,
+                          error == EADDRINUSE ? "another program has it in use"
+                                              : strerror(error));
     }
     freeaddrinfo(list);
     *out_port = ntohs(bound.ss_family == AF_INET6

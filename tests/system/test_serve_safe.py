@@ -124,6 +124,20 @@ def test_flags_that_cannot_be_are_refused_by_name(
     assert words in done.stderr, done.stderr
 
 
+def test_a_busy_port_is_named_and_said_to_be_in_use(model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [FERRY, "serve", str(model), "--port", str(port)],
+            capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert f"cannot listen on 127.0.0.1 port {port}" in last
+    assert "in use" in last
+
+
 # ---- tokens ----
 
 
