@@ -378,6 +378,23 @@ static void o34_o35_loading_twice_in_any_order_is_loading_once(void **state)
     each_way(any_order);
 }
 
+/* Descriptors once they are still: what a round has closed may be a moment
+ * late in going. */
+static int still_fds(void)
+{
+    int fds = fleet_open_fds();
+
+    for (int same = 0, tries = 0; same < 10 && tries < 500; tries++) {
+        int now;
+
+        usleep(10000);
+        now = fleet_open_fds();
+        same = now == fds ? same + 1 : 0;
+        fds = now;
+    }
+    return fds;
+}
+
 static void same_addresses(const way *w)
 {
     fleet_options o = options_of(w, TOY_Q, 1);
@@ -396,11 +413,11 @@ static void same_addresses(const way *w)
     for (uint32_t k = 0; k < 20; k++) {
         check(fleet_send(&f, k, NULL), w->label);
         if (k == 2)
-            fds = fleet_open_fds();
+            fds = still_fds();
     }
     for (size_t i = 0; i < m->n_params; i++)
         assert_ptr_equal(m->params[i].data, before[i]);
-    assert_int_equal(fleet_open_fds(), fds);
+    assert_int_equal(still_fds(), fds);
     check_stored(&f, 19, w->label);
     fleet_close(&f);
 }
@@ -667,6 +684,7 @@ typedef struct late {
     toy_checkpoint *checkpoint;
     late_item items[LATE_MAX];
     size_t at;
+    int passes;
 } late;
 
 static void *late_fill(void *arg)
@@ -704,12 +722,15 @@ static ferry_status late_metadata(void *self, const ferry_param_meta **out,
 
 static ferry_status late_begin(void *self)
 {
-    ((late *)self)->at = 0;
+    late *l = self;
+
+    l->at = 0;
+    l->passes++;
     return FERRY_OK;
 }
 
-/* Every seventh is filled by another thread, the first of them 50 ms later;
- * until then it has the bytes of nobody. */
+/* Every seventh is filled by another thread, the first of them 50 ms later in
+ * the first pass; until then it has the bytes of nobody. */
 static ferry_status late_next(void *self, ferry_item *out)
 {
     late *l = self;
@@ -723,7 +744,7 @@ static ferry_status late_next(void *self, ferry_item *out)
     out->name = m->name;
     ferry_tensor_init(&out->tensor, item->bytes, m->dtype, m->ndim, m->shape);
     memset(item->bytes, 0xee, item->size);
-    item->after_ms = i == 0 ? 50 : 5;
+    item->after_ms = l->passes == 1 && i == 0 ? 50 : 1;
     if (i % 7 != 0) {
         memcpy(item->bytes, item->from, item->size);
         return FERRY_OK;
@@ -742,6 +763,15 @@ static void late_end(void *self)
 
     for (size_t i = 0; i < l->checkpoint->count; i++)
         late_join(&l->items[i]);
+}
+
+/* A hundred where bytes are packed into buffers that are used again. */
+static uint32_t late_rounds(const way *w, int stable)
+{
+    bool packs = strcmp(w->label, "nccl, packed") == 0 ||
+                 strcmp(w->label, "ipc, chunked") == 0;
+
+    return packs && !stable ? 100 : 3;
 }
 
 static void late_bytes(const way *w)
@@ -775,7 +805,7 @@ static void late_bytes(const way *w)
             l.items[i].bytes = malloc(l.items[i].size + 1);
         }
         check(fleet_connect(&f, &source), w->label);
-        for (uint32_t seed = 1; seed < 4; seed++) {
+        for (uint32_t seed = 1; seed <= late_rounds(w, stable); seed++) {
             check(fleet_send(&f, seed, NULL), w->label);
             check_stored(&f, seed, w->label);
         }
