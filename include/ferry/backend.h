@@ -310,7 +310,8 @@ typedef struct ferry_worker_host {
     /* Bounds that init info carried; 0 leaves the worker's own. */
     void (*set_bounds)(ferry_worker_context *ctx, int64_t deadline_ms,
                        int64_t no_progress_ms);
-    /* Counts transport buffers for peak_bytes (negative: released). */
+    /* Counts transport buffers for peak_bytes (negative: released). Any
+     * thread. */
     void (*count_buffers)(ferry_worker_context *ctx, int64_t bytes);
     /* Names the path bytes take, for status and logs ("shared", "ring"). */
     void (*set_path)(ferry_worker_context *ctx, const char *path);

@@ -76,6 +76,10 @@ typedef struct ferry__comm_ops {
      * may be in it beside the owner's calls; it must be back before close.
      * NULL: nothing tells between calls that a rank is gone. */
     ferry_status (*watch)(ferry__comm *c, int32_t peer, int stop_fd);
+    /* Why that connection has ended, asked after watch by the thread that may
+     * use the group: FERRY_OK when the rank left in order, else what became
+     * of it, in its own words if it told any. NULL with watch. */
+    ferry_status (*why_ended)(ferry__comm *c, int32_t peer);
 } ferry__comm_ops;
 
 #define FERRY__PULL_KEY 512

@@ -266,6 +266,13 @@ static ferry_status faulty_watch(ferry__comm *c, int32_t peer, int stop_fd)
     return inner->ops->watch(inner, peer, stop_fd);
 }
 
+static ferry_status faulty_why_ended(ferry__comm *c, int32_t peer)
+{
+    ferry__comm *inner = of(c)->inner;
+
+    return inner->ops->why_ended(inner, peer);
+}
+
 static void faulty_close(ferry__comm *c)
 {
     ferry__faulty *f = of(c);
@@ -298,6 +305,7 @@ static void fill(ferry__faulty *f, ferry__comm *inner)
         .describe = faulty_describe,
         .fail = o->fail ? faulty_fail : NULL,
         .watch = o->watch ? faulty_watch : NULL,
+        .why_ended = o->why_ended ? faulty_why_ended : NULL,
     };
     f->base = (ferry__comm){.ops = &f->ops,
                             .rank = inner->rank,

@@ -418,6 +418,7 @@ const ferry__comm_ops ferry__tcp_ops = {
     .describe = tcp_describe,
     .fail = tcp_fail,
     .watch = ferry__tcp_watch,
+    .why_ended = ferry__tcp_why_ended,
 };
 
 static ferry_status check_options(const ferry__comm_tcp_options *o)

@@ -157,6 +157,15 @@ ferry_status ferry__tcp_watch(ferry__comm *comm, int32_t peer, int stop_fd)
     return polls[1].revents ? FERRY_DONE : FERRY_OK;
 }
 
+ferry_status ferry__tcp_why_ended(ferry__comm *comm, int32_t peer)
+{
+    const tcp__call call = {"between calls", {0, 0}};
+    tcp__comm *c = (tcp__comm *)comm;
+
+    FERRY_TRY(ferry__tcp_listen_all(c, call.name));
+    return c->peers[peer].left ? FERRY_OK : ferry__tcp_lost(c, &call, peer, 0);
+}
+
 /* ---- waiting ---- */
 
 nfds_t ferry__tcp_control_polls(tcp__comm *c)

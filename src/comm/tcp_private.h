@@ -122,8 +122,9 @@ ferry_status ferry__tcp_hold(tcp__comm *c, ferry_status status);
 /* Asks the owner's check when 100 ms have passed since *asked_ns. */
 ferry_status ferry__tcp_ask(const tcp__comm *c, const char *name,
                             int64_t *asked_ns);
-/* comm_ops.watch. */
+/* comm_ops.watch and why_ended. */
 ferry_status ferry__tcp_watch(ferry__comm *comm, int32_t peer, int stop_fd);
+ferry_status ferry__tcp_why_ended(ferry__comm *comm, int32_t peer);
 /* The head that came is the one that was awaited. */
 ferry_status ferry__tcp_check_head(const tcp__flow *f, const tcp__call *call);
 const char *ferry__tcp_how(const tcp__flow *f);

@@ -116,9 +116,13 @@ static void host_set_bounds(ferry_worker_context *ctx, int64_t deadline_ms,
                             no_progress_ms);
 }
 
+/* An engine's buffers are the same whichever model a round aims at. */
 static void host_count_buffers(ferry_worker_context *ctx, int64_t bytes)
 {
-    ferry__loading_count_buffers(loading_of(ctx), bytes);
+    ferry_worker *w = worker_of(ctx);
+
+    for (size_t i = 0; i < w->n_targets; i++)
+        ferry__loading_count_buffers(w->targets[i].loading, bytes);
 }
 
 static void host_set_path(ferry_worker_context *ctx, const char *path)

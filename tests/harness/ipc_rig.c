@@ -339,6 +339,7 @@ struct rig {
     pthread_mutex_t lock;
     int fds[RIG_RANKS_MAX]; /* of the call in flight, for cancel */
     bool canceled;
+    bool passed_by[RIG_RANKS_MAX];
     char text[8192];
 };
 
@@ -507,6 +508,16 @@ static bool set_fd(rig *r, int32_t rank, int fd)
     return canceled;
 }
 
+static bool passes_by(const rig *r, int32_t rank, const char *call)
+{
+    return r->passed_by[rank] && strcmp(call, "update") == 0;
+}
+
+void rig_pass_by(rig *r, int32_t rank)
+{
+    r->passed_by[rank] = true;
+}
+
 static ferry_status call_all(rig *r, const char *call, const char *text)
 {
     char line[1024] = "";
@@ -515,13 +526,17 @@ static ferry_status call_all(rig *r, const char *call, const char *text)
     pthread_mutex_lock(&r->lock);
     r->canceled = false;
     pthread_mutex_unlock(&r->lock);
-    for (int32_t i = 0; i < r->n_ranks; i++)
-        set_fd(r, i, ask(r, i, call, text));
     for (int32_t i = 0; i < r->n_ranks; i++) {
-        ferry_status status =
-            r->fds[i] < 0 ? ferry_fail(FERRY_ECONN, "rank %d is gone", i)
-                          : answer(i, r->fds[i], NULL, 0);
+        if (!passes_by(r, i, call))
+            set_fd(r, i, ask(r, i, call, text));
+    }
+    for (int32_t i = 0; i < r->n_ranks; i++) {
+        ferry_status status;
 
+        if (passes_by(r, i, call))
+            continue;
+        status = r->fds[i] < 0 ? ferry_fail(FERRY_ECONN, "rank %d is gone", i)
+                               : answer(i, r->fds[i], NULL, 0);
         if (set_fd(r, i, -1) && status < 0)
             status = ferry_fail(FERRY_ECANCELED, "call canceled");
         if (status < 0 && first == FERRY_OK) {

@@ -55,6 +55,8 @@ ferry_client rig_client(rig *r);
 pid_t rig_pid(const rig *r, int32_t rank);
 /* Kills a worker process and starts a new one in its place. */
 void rig_restart(rig *r, int32_t rank);
+/* The client's update calls no longer reach this rank. */
+void rig_pass_by(rig *r, int32_t rank);
 /* NULL when every rank stores the bytes of `seed`, else what differs. */
 const char *rig_differs(rig *r, uint64_t seed);
 /* ferry_worker_status of a rank. Static buffer. */

@@ -394,6 +394,9 @@ static void o19_idle_workers_let_go_of_a_dead_trainer(void **state)
         }
     }
     assert_int_equal(rig_call(u.r, "start", ""), FERRY_OK);
+    /* What it held is not counted any more. */
+    if (!strstr(rig_status(u.r, 0), "\"peak_bytes\":0,"))
+        fail_msg("%s", rig_status(u.r, 0));
     assert_true(rig_call(u.r, "update",
                          "{\"names\":[\"p0\"],\"dtype_names\":[\"uint8\"],"
                          "\"shapes\":[[3000]]}") < 0);
@@ -402,6 +405,60 @@ static void o19_idle_workers_let_go_of_a_dead_trainer(void **state)
     if (ferry_trainer_init(&info.base, &u.client, &u.source, &u.t) != FERRY_OK)
         fail_msg("init: %s", ferry_last_error());
     send_good(&u, 4);
+    close_setup(&u);
+}
+
+/* A round of which rank 1 is not told. */
+static void send_past_one(rig *r)
+{
+    ferry_nccl_trainer_init_info info = init_info(true);
+    rig_source *s = rig_source_open(params, N_PARAMS, 0);
+    ferry_client client = rig_client(r);
+    ferry_source source = rig_source_of(s);
+    ferry_trainer *t = NULL;
+
+    rig_source_fill(s, 3);
+    if (ferry_trainer_init(&info.base, &client, &source, &t) < 0)
+        _exit(9);
+    rig_pass_by(r, 1);
+    ferry_trainer_send_weights(t, NULL);
+    _exit(8);
+}
+
+static void await_status(rig *r, int32_t rank, const char *words)
+{
+    ferry__deadline until = ferry__deadline_in(20000);
+
+    while (!strstr(rig_status(r, rank), words)) {
+        if (ferry__deadline_passed(&until))
+            fail_msg("no %s: %s", words, rig_status(r, rank));
+        ferry__sleep_ms(10);
+    }
+}
+
+/* O-12: a rank in a round waits for one that is idle, which sees the trainer
+ * die and ends the group. The other hears of the death, and not that its
+ * mate left. */
+static void o12_the_others_hear_why_an_idle_worker_ends_the_group(void **state)
+{
+    rig_options ro = {.tp_size = 2};
+    pid_t child;
+    setup u;
+    int how;
+
+    (void)state;
+    open_workers(&u, ro, 0, SIZE_MAX);
+    child = fork();
+    if (child == 0)
+        send_past_one(u.r);
+    await_status(u.r, 0, "\"state\":\"updating\"");
+    ferry__sleep_ms(100); /* it waits for its mate by then */
+    kill(child, SIGKILL);
+    waitpid(child, &how, 0);
+    assert_true(WIFSIGNALED(how));
+    await_status(u.r, 0, "\"message\":\"");
+    if (!strstr(rig_status(u.r, 0), "rank 0 died or was cut off"))
+        fail_msg("%s", rig_status(u.r, 0));
     close_setup(&u);
 }
 
@@ -458,6 +515,7 @@ int main(void)
         cmocka_unit_test(o19_killed_trainer_and_the_next_one),
         cmocka_unit_test(o19_second_trainer_takes_over),
         cmocka_unit_test(o19_idle_workers_let_go_of_a_dead_trainer),
+        cmocka_unit_test(o12_the_others_hear_why_an_idle_worker_ends_the_group),
         cmocka_unit_test(o20_settings_that_differ_are_named),
         cmocka_unit_test(staged_failure_changes_nothing),
     };

@@ -159,14 +159,19 @@ ferry_status nccl__worker_join(nccl__worker *w,
     return nccl__worker_watch(w);
 }
 
+void nccl__worker_uncount(nccl__worker *w)
+{
+    if (w->counted_bytes > 0)
+        w->host->count_buffers(w->ctx, -(int64_t)w->counted_bytes);
+    w->counted_bytes = 0;
+}
+
 void nccl__worker_leave(nccl__worker *w, ferry_status status)
 {
     nccl__worker_unwatch(w);
     ferry__nccl_stage_close(&w->stage);
     ferry__nccl_close(&w->group, status);
-    if (w->counted_bytes > 0)
-        w->host->count_buffers(w->ctx, -(int64_t)w->counted_bytes);
-    w->counted_bytes = 0;
+    nccl__worker_uncount(w);
     ferry__free(w->lists);
     w->lists = NULL;
     w->n_lists = w->lists_capacity = w->list_bytes = 0;

@@ -54,6 +54,8 @@ ferry_status nccl__worker_join(nccl__worker *w,
 /* Never waits for another rank. status < 0: the others are told the last
  * error, which stays. */
 void nccl__worker_leave(nccl__worker *w, ferry_status status);
+/* Tells the host that the buffers which it was told of are gone. */
+void nccl__worker_uncount(nccl__worker *w);
 
 /* ---- nccl_worker_watch.c ---- */
 

@@ -14,6 +14,22 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+/* Others may be in a round with the trainer that is gone: to them this end
+ * must not look like this rank's own. */
+static void desert(nccl__worker *w)
+{
+    ferry__comm *c = w->group.comm;
+    ferry_status status = c->ops->why_ended(c, 0);
+
+    ferry__nccl_close(&w->group, status);
+    nccl__worker_uncount(w);
+    w->deserted = true;
+    ferry__log(FERRY_LOG_INFO,
+               "nccl: the trainer has gone, and with it the group and its "
+               "buffers: %s",
+               status < 0 ? ferry_last_error() : "it left");
+}
+
 static void *watch(void *arg)
 {
     nccl__worker *w = arg;
@@ -22,12 +38,8 @@ static void *watch(void *arg)
     if (c->ops->watch(c, 0, w->stop_fd) != FERRY_OK)
         return NULL;
     pthread_mutex_lock(&w->lock);
-    if (w->group.comm) {
-        ferry__nccl_close(&w->group, FERRY_OK);
-        w->deserted = true;
-        ferry__log(FERRY_LOG_INFO, "nccl: the trainer has gone, and with it "
-                                   "the group and its buffers");
-    }
+    if (w->group.comm)
+        desert(w);
     pthread_mutex_unlock(&w->lock);
     return NULL;
 }
