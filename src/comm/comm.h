@@ -8,6 +8,7 @@
 #define FERRY_COMM_COMM_H
 
 #include <ferry/tensor.h>
+#include <stdbool.h>
 
 typedef enum ferry__reduce_op {
     FERRY__REDUCE_SUM,
@@ -80,6 +81,10 @@ typedef struct ferry__comm_ops {
      * use the group: FERRY_OK when the rank left in order, else what became
      * of it, in its own words if it told any. NULL with watch. */
     ferry_status (*why_ended)(ferry__comm *c, int32_t peer);
+    /* A count that grows as bytes of calls and streams move, within a large
+     * buffer too, and a little later than they do. Any thread. NULL: nothing
+     * tells before a call is done. */
+    uint64_t (*moved)(ferry__comm *c);
 } ferry__comm_ops;
 
 #define FERRY__PULL_KEY 512
@@ -94,6 +99,9 @@ struct ferry__comm {
     void *check_arg;
     /* The memory that buffers must be of; NULL: the host's. */
     const struct ferry__memory *memory;
+    /* A call in which nothing moves for the bound of the group ends by
+     * itself, however long its own timeout is. */
+    bool bounds_silence;
 };
 
 /* Makes the shared segment of a local group: one descriptor (memfd, sealed

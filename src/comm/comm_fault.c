@@ -273,6 +273,13 @@ static ferry_status faulty_why_ended(ferry__comm *c, int32_t peer)
     return inner->ops->why_ended(inner, peer);
 }
 
+static uint64_t faulty_moved(ferry__comm *c)
+{
+    ferry__comm *inner = of(c)->inner;
+
+    return inner->ops->moved(inner);
+}
+
 static void faulty_close(ferry__comm *c)
 {
     ferry__faulty *f = of(c);
@@ -306,13 +313,15 @@ static void fill(ferry__faulty *f, ferry__comm *inner)
         .fail = o->fail ? faulty_fail : NULL,
         .watch = o->watch ? faulty_watch : NULL,
         .why_ended = o->why_ended ? faulty_why_ended : NULL,
+        .moved = o->moved ? faulty_moved : NULL,
     };
     f->base = (ferry__comm){.ops = &f->ops,
                             .rank = inner->rank,
                             .world_size = inner->world_size,
                             .check = inner->check,
                             .check_arg = inner->check_arg,
-                            .memory = inner->memory};
+                            .memory = inner->memory,
+                            .bounds_silence = inner->bounds_silence};
     inner->check = forward_check;
     inner->check_arg = f;
 }

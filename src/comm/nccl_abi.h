@@ -7,6 +7,7 @@
 #define FERRY_COMM_NCCL_ABI_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #define FERRY__NCCL_ID_BYTES 128
 
@@ -111,5 +112,8 @@ ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device);
 /* Only libferry_nccl_host has it: buffers are host memory, streams are
  * ignored, calls are done on return. The text is Ferry's version. */
 const char *ferry_nccl_host_version(void);
+/* A count that grows as bytes of the communicator's calls move, for who waits
+ * for one; 0 when it is none. Any thread. */
+uint64_t ferry_nccl_host_moved(ncclComm_t comm);
 
 #endif

@@ -61,6 +61,8 @@ static ferry_status bind_all(ferry__nccl_library *l)
 #undef FERRY__NCCL_FIND
     if (!look_for(l->name, "ncclGetLastError", &l->ncclGetLastError))
         l->ncclGetLastError = NULL;
+    if (!look_for(l->name, "ferry_nccl_host_moved", &l->moved))
+        l->moved = NULL;
     return read_version(l);
 }
 

@@ -34,6 +34,7 @@ typedef struct ferry__nccl_library {
     FERRY__NCCL_SYMBOLS(FERRY__NCCL_MEMBER)
 #undef FERRY__NCCL_MEMBER
     __typeof__(ncclGetLastError) *ncclGetLastError; /* may be NULL */
+    __typeof__(ferry_nccl_host_moved) *moved;       /* NULL: it does not tell */
 } ferry__nccl_library;
 
 /* FERRY_EBACKEND: the library or a symbol is not there, or NCCL is older

@@ -18,7 +18,8 @@
 
 #define SLICE_MS 100
 /* A broadcast is given the time that a link of 8 MiB/s would need on top of
- * the bound on silence, since a provider need not tell how far one is. */
+ * the bound on silence, where the group does not itself end a call in which
+ * nothing moves. */
 #define BYTES_PER_MS   8192
 #define UNBOUNDED_MS   (INT64_C(30) * 24 * 3600 * 1000)
 #define N_BUFFERS_MOST 4096
@@ -141,7 +142,8 @@ static ferry_status look(buffered *b)
 
 static int64_t bound_ms(const buffered *b, size_t size)
 {
-    if (b->o.no_progress_ms == 0 || b->o.no_progress_ms > UNBOUNDED_MS)
+    if (b->o.no_progress_ms == 0 || b->o.no_progress_ms > UNBOUNDED_MS ||
+        b->base.comm->bounds_silence)
         return UNBOUNDED_MS;
     return b->o.no_progress_ms + (int64_t)(size / BYTES_PER_MS);
 }

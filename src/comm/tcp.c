@@ -419,6 +419,7 @@ const ferry__comm_ops ferry__tcp_ops = {
     .fail = tcp_fail,
     .watch = ferry__tcp_watch,
     .why_ended = ferry__tcp_why_ended,
+    .moved = ferry__tcp_moved,
 };
 
 static ferry_status check_options(const ferry__comm_tcp_options *o)
@@ -446,8 +447,10 @@ static tcp__comm *create(const ferry__comm_tcp_options *o)
 
     if (!c)
         return NULL;
-    c->base = (ferry__comm){
-        .ops = &ferry__tcp_ops, .rank = o->rank, .world_size = o->world_size};
+    c->base = (ferry__comm){.ops = &ferry__tcp_ops,
+                            .rank = o->rank,
+                            .world_size = o->world_size,
+                            .bounds_silence = o->no_progress_ms > 0};
     c->identity = (tcp__identity){.rank = o->rank,
                                   .world_size = o->world_size,
                                   .generation = o->generation};

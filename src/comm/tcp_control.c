@@ -236,11 +236,11 @@ ferry_status ferry__tcp_hold(tcp__comm *c, ferry_status status)
 }
 
 /* The owner's own word is never held: it ends the call at once. */
-ferry_status ferry__tcp_ask(const tcp__comm *c, const char *name,
-                            int64_t *asked_ns)
+ferry_status ferry__tcp_ask(tcp__comm *c, const char *name, int64_t *asked_ns)
 {
     int64_t now;
 
+    ferry__tcp_count_moved(c);
     if (!c->base.check)
         return FERRY_OK;
     now = ferry__now_ns();

@@ -72,6 +72,22 @@ void ferry__tcp_count_sent(tcp__comm *c, int32_t peer, size_t n)
         c->sent_remote += n;
 }
 
+void ferry__tcp_count_moved(tcp__comm *c)
+{
+    uint64_t sum = c->moved_before;
+
+    for (size_t i = 0; i < c->n_flows; i++)
+        sum += c->flows[i].head_done + c->flows[i].done;
+    atomic_store(&c->moved, sum);
+}
+
+uint64_t ferry__tcp_moved(ferry__comm *comm)
+{
+    tcp__comm *c = (tcp__comm *)comm;
+
+    return atomic_load(&c->moved) + atomic_load(&c->streamed);
+}
+
 static size_t advance(tcp__flow *f, size_t n)
 {
     size_t head = TCP__HEAD_BYTES - f->head_done;
@@ -266,8 +282,15 @@ ferry_status ferry__tcp_fail(tcp__comm *c, ferry_status status)
 ferry_status ferry__tcp_run(tcp__comm *c, const tcp__call *call,
                             tcp__flow *flows, size_t n)
 {
-    ferry_status status = c->carrier ? c->carrier->carry(c, call, flows, n)
-                                     : run(c, call, flows, n);
+    ferry_status status;
 
+    c->flows = flows;
+    c->n_flows = n;
+    status = c->carrier ? c->carrier->carry(c, call, flows, n)
+                        : run(c, call, flows, n);
+    ferry__tcp_count_moved(c);
+    c->moved_before = atomic_load(&c->moved);
+    c->flows = NULL;
+    c->n_flows = 0;
     return status < 0 ? ferry__tcp_fail(c, status) : FERRY_OK;
 }

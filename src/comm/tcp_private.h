@@ -65,8 +65,14 @@ struct tcp__comm {
     uint64_t host_ids[FERRY__COMM_TCP_WORLD];
     tcp__peer peers[FERRY__COMM_TCP_WORLD];
     _Atomic uint64_t sent_remote, sent_local; /* a stream's thread adds too */
-    uint32_t sequence;                        /* of collectives */
-    int wake; /* event descriptor: aborted by this rank */
+    /* comm_ops.moved: bytes of calls, the last of which began at
+     * `moved_before`, and how often a stream that waits saw any move. */
+    _Atomic uint64_t moved, streamed;
+    uint64_t moved_before;
+    const tcp__flow *flows; /* of the call under way */
+    size_t n_flows;
+    uint32_t sequence; /* of collectives */
+    int wake;          /* event descriptor: aborted by this rank */
     atomic_bool aborted;
     pthread_mutex_t lock;
     ferry_status failed;
@@ -119,9 +125,10 @@ nfds_t ferry__tcp_control_polls(tcp__comm *c);
  * its cause may lie after this call, whose bytes are all on their way. The
  * next call then fails. */
 ferry_status ferry__tcp_hold(tcp__comm *c, ferry_status status);
-/* Asks the owner's check when 100 ms have passed since *asked_ns. */
-ferry_status ferry__tcp_ask(const tcp__comm *c, const char *name,
-                            int64_t *asked_ns);
+/* Counts what has moved and, when 100 ms have passed since *asked_ns, asks the
+ * owner's check. */
+ferry_status ferry__tcp_ask(tcp__comm *c, const char *name, int64_t *asked_ns);
+uint64_t ferry__tcp_moved(ferry__comm *comm);
 /* comm_ops.watch and why_ended. */
 ferry_status ferry__tcp_watch(ferry__comm *comm, int32_t peer, int stop_fd);
 ferry_status ferry__tcp_why_ended(ferry__comm *comm, int32_t peer);
@@ -129,6 +136,8 @@ ferry_status ferry__tcp_why_ended(ferry__comm *comm, int32_t peer);
 ferry_status ferry__tcp_check_head(const tcp__flow *f, const tcp__call *call);
 const char *ferry__tcp_how(const tcp__flow *f);
 void ferry__tcp_count_sent(tcp__comm *c, int32_t peer, size_t n);
+/* Of the flows of the call under way, by the thread in it. */
+void ferry__tcp_count_moved(tcp__comm *c);
 /* The failures of a wait for `peer`; `how`: "took nothing more", … */
 ferry_status ferry__tcp_lost(const tcp__comm *c, const tcp__call *call,
                              int32_t peer, int error);

@@ -142,8 +142,10 @@ static ferry_status await(tcp__stream *s, const goal *g)
         if (bad < 0 && status == FERRY_DONE)
             return give_up(s, bad);
         now = g->progress(s);
-        if (now != seen)
+        if (now != seen) {
             since_ns = ferry__now_ns();
+            atomic_fetch_add(&s->c->streamed, 1);
+        }
         seen = now;
     }
     return status < 0 ? give_up(s, status) : FERRY_OK;
@@ -152,7 +154,8 @@ static ferry_status await(tcp__stream *s, const goal *g)
 static uint64_t progress_of(tcp__stream *s)
 {
     return ferry__pool_progress(&s->pool) + atomic_load(&s->sender.progress) +
-           ferry__gate_value(&s->pool.head->committed);
+           ferry__gate_value(&s->pool.head->committed) +
+           atomic_load(&s->carried);
 }
 
 static int32_t slowest(tcp__stream *s)

@@ -59,6 +59,7 @@ struct tcp__stream {
     /* The piece that is being received, + 1, << 32, and how much is there:
      * what has come is sent on before the rest has. */
     _Atomic uint64_t under_way;
+    _Atomic uint64_t carried; /* bytes, out and in */
     ferry__gate arrivals;
     atomic_bool stop;
     int stop_fd;

@@ -141,6 +141,7 @@ static ferry_status recv_bytes(tcp__stream *s, int32_t peer, char *bytes,
 
         if (n > 0) {
             done += (size_t)n;
+            atomic_fetch_add(&s->carried, (uint64_t)n);
             w = wait_for(s, peer);
             /* A whole piece is told of by its commit. */
             if (piece && done < size)
@@ -192,6 +193,7 @@ static ferry_status send_parcel(tcp__stream *s, int32_t peer, parcel *p)
 
         if (n >= 0) {
             p->done += (size_t)n;
+            atomic_fetch_add(&s->carried, (uint64_t)n);
             w = wait_for(s, peer);
         } else if (errno == EAGAIN) {
             FERRY_TRY(await_socket(&w, POLLOUT));

@@ -14,6 +14,19 @@ const char *ferry_nccl_host_version(void)
     return ferry_version_text();
 }
 
+uint64_t ferry_nccl_host_moved(ncclComm_t comm)
+{
+    ferry__comm *group;
+    uint64_t moved = 0;
+
+    if (ferry__nccl_comm_enter(comm) < 0)
+        return 0;
+    if (ferry__nccl_comm_group(comm, &group) >= 0)
+        moved = group->ops->moved(group);
+    ferry__nccl_comm_leave(comm);
+    return moved;
+}
+
 const char *ncclGetErrorString(ncclResult_t result)
 {
     switch (result) {

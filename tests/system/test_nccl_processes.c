@@ -4,6 +4,7 @@
  * or were replaced.
  * ctest: timeout=180 */
 #include "base/clock.h"
+#include "base/config.h"
 #include "harness/fleet.h"
 #include "harness/ipc_rig.h"
 
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -224,6 +226,57 @@ static void o13_progress_decides_not_the_length(void **state)
             send_good(&u, 2);
         close_setup(&u);
     }
+}
+
+/* Makes the links out of this process slow, and what they hold small. */
+static void pace_sockets(unsigned bytes_per_s)
+{
+    int room = 64 << 10;
+
+    for (int fd = 3; fd < 1024; fd++) {
+        int domain = 0, listens = 1;
+        socklen_t n = sizeof(domain), m = sizeof(listens);
+
+        if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) != 0 ||
+            (domain != AF_INET && domain != AF_INET6) ||
+            getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &m) != 0 ||
+            listens)
+            continue;
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
+        setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_s,
+                   sizeof(bytes_per_s));
+    }
+}
+
+/* O-13: what is on its way within one buffer, or one piece of it, is progress
+ * at both ends. The bound is shorter than either takes. */
+static void o13_a_slow_link_is_not_silent(void **state)
+{
+    static const char *const providers[] = {"tcp"};
+
+    (void)state;
+    fleet_host_nccl();
+    for (int i = 0; i < 1; i++) {
+        ferry_nccl_trainer_init_info info = init_info(true);
+        double began;
+        setup u;
+
+        info.base.no_progress_ms = 700;
+        info.provider = providers[i];
+        ferry__config_set("host_name", "far");
+        open_workers(&u, (rig_options){.tp_size = 1}, 0, SIZE_MAX);
+        ferry__config_set("host_name", "near");
+        if (ferry_trainer_init(&info.base, &u.client, &u.source, &u.t) < 0)
+            fail_msg("%s: init: %s", providers[i], ferry_last_error());
+        pace_sockets(1400000);
+        began = seconds();
+        send_good(&u, 2);
+        if (seconds() - began < 2)
+            print_message("the kernel does not pace: %s took %.1f s\n",
+                          providers[i], seconds() - began);
+        close_setup(&u);
+    }
+    ferry__config_set("host_name", "");
 }
 
 /* O-19: a second trainer takes over, from one that lives and from one that
@@ -512,6 +565,7 @@ int main(void)
         cmocka_unit_test(o12_killed_worker_and_its_replacement),
         cmocka_unit_test(stopped_worker_is_bounded),
         cmocka_unit_test(o13_progress_decides_not_the_length),
+        cmocka_unit_test(o13_a_slow_link_is_not_silent),
         cmocka_unit_test(o19_killed_trainer_and_the_next_one),
         cmocka_unit_test(o19_second_trainer_takes_over),
         cmocka_unit_test(o19_idle_workers_let_go_of_a_dead_trainer),

@@ -35,6 +35,8 @@ ferry_status nccl__trainer_check(void *arg, const char *what)
 {
     nccl__trainer *t = arg;
 
+    if (ferry__nccl_moves(&t->group))
+        t->host->progress(t->ctx, 0);
     return t->host->check(t->ctx, what);
 }
 

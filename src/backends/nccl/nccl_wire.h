@@ -95,6 +95,7 @@ typedef struct ferry__nccl_group {
     ferry__comm *comm;     /* NULL: none */
     ferry__stream *stream; /* NULL: no round had bytes yet */
     uint64_t largest;      /* buffer that the stream takes */
+    uint64_t moved;        /* what the group had moved when it was asked */
 } ferry__nccl_group;
 
 /* Whether boxes and digests can go with a round on this group. */
@@ -109,6 +110,9 @@ ferry_status ferry__nccl_cut(const ferry_param_meta *params, size_t count,
 ferry_status ferry__nccl_fit_stream(ferry__nccl_group *g,
                                     const ferry__cuts *cuts, int32_t n_buffers,
                                     int64_t timeout_ms, int64_t no_progress_ms);
+/* Whether bytes have moved since it was last asked: a buffer that is large is
+ * long on its way before any of it is counted as sent or received. */
+bool ferry__nccl_moves(ferry__nccl_group *g);
 /* "tcp 10.0.0.2:4411, shared". Returns buffer. */
 const char *ferry__nccl_path(const ferry__nccl_group *g, char *buffer,
                              size_t size_bytes);

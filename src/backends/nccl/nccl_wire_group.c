@@ -46,6 +46,15 @@ ferry_status ferry__nccl_fit_stream(ferry__nccl_group *g,
     return FERRY_OK;
 }
 
+bool ferry__nccl_moves(ferry__nccl_group *g)
+{
+    uint64_t before = g->moved;
+
+    if (g->comm && g->comm->ops->moved)
+        g->moved = g->comm->ops->moved(g->comm);
+    return g->moved != before;
+}
+
 const char *ferry__nccl_path(const ferry__nccl_group *g, char *buffer,
                              size_t size_bytes)
 {
@@ -78,6 +87,7 @@ void ferry__nccl_close(ferry__nccl_group *g, ferry_status status)
     ferry__stream_close(&g->stream);
     ferry__comm_close(&g->comm);
     g->largest = 0;
+    g->moved = 0;
     ferry__fail_line(status, line);
 }
 

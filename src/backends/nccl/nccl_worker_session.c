@@ -24,6 +24,8 @@ ferry_status nccl__worker_check(void *arg, const char *what)
 {
     nccl__worker *w = arg;
 
+    if (ferry__nccl_moves(&w->group))
+        w->host->progress(w->ctx, 0);
     return w->host->check(w->ctx, what);
 }
 
