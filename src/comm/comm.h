@@ -81,6 +81,11 @@ typedef struct ferry__comm_ops {
      * use the group: FERRY_OK when the rank left in order, else what became
      * of it, in its own words if it told any. NULL with watch. */
     ferry_status (*why_ended)(ferry__comm *c, int32_t peer);
+    /* Memory of the group's kind for large buffers that calls are given in
+     * place: where a call cannot be ended and may still write, free leaves
+     * the memory to it. NULL: any memory is as good. */
+    ferry_status (*alloc)(ferry__comm *c, size_t size_bytes, void **out);
+    void (*free)(ferry__comm *c, void *memory);
     /* A count that grows as bytes of calls and streams move, within a large
      * buffer too, and a little later than they do. Any thread. NULL: nothing
      * tells before a call is done. */

@@ -273,6 +273,20 @@ static ferry_status faulty_why_ended(ferry__comm *c, int32_t peer)
     return inner->ops->why_ended(inner, peer);
 }
 
+static ferry_status faulty_alloc(ferry__comm *c, size_t size_bytes, void **out)
+{
+    ferry__comm *inner = of(c)->inner;
+
+    return inner->ops->alloc(inner, size_bytes, out);
+}
+
+static void faulty_free(ferry__comm *c, void *memory)
+{
+    ferry__comm *inner = of(c)->inner;
+
+    inner->ops->free(inner, memory);
+}
+
 static uint64_t faulty_moved(ferry__comm *c)
 {
     ferry__comm *inner = of(c)->inner;
@@ -313,6 +327,8 @@ static void fill(ferry__faulty *f, ferry__comm *inner)
         .fail = o->fail ? faulty_fail : NULL,
         .watch = o->watch ? faulty_watch : NULL,
         .why_ended = o->why_ended ? faulty_why_ended : NULL,
+        .alloc = o->alloc ? faulty_alloc : NULL,
+        .free = o->free ? faulty_free : NULL,
         .moved = o->moved ? faulty_moved : NULL,
     };
     f->base = (ferry__comm){.ops = &f->ops,

@@ -90,14 +90,14 @@ static ferry_status nccl_all_gather(ferry__comm *comm, const void *bytes,
     return ferry__nccl_comm_call(nccl_of(comm), &job, timeout_ms);
 }
 
-static nccl__job sum_of_one(nccl__comm *c, const char *name)
+static nccl__job sum_of(float *one, const char *name)
 {
     return (nccl__job){.kind = NCCL__ALL_REDUCE,
                        .name = name,
-                       .in = &c->one,
-                       .out = &c->one,
-                       .in_bytes = sizeof(c->one),
-                       .out_bytes = sizeof(c->one),
+                       .in = one,
+                       .out = one,
+                       .in_bytes = sizeof(*one),
+                       .out_bytes = sizeof(*one),
                        .count = 1,
                        .dtype = FERRY_DTYPE_F32,
                        .op = FERRY__REDUCE_SUM};
@@ -105,7 +105,8 @@ static nccl__job sum_of_one(nccl__comm *c, const char *name)
 
 static ferry_status nccl_barrier(ferry__comm *comm, int64_t timeout_ms)
 {
-    nccl__job job = sum_of_one(nccl_of(comm), "barrier");
+    float one = 1;
+    nccl__job job = sum_of(&one, "barrier");
 
     return ferry__nccl_comm_call(nccl_of(comm), &job, timeout_ms);
 }
@@ -147,6 +148,21 @@ static ferry_status nccl_recv(ferry__comm *comm, void *bytes, size_t size_bytes,
     return between(comm, &job, timeout_ms);
 }
 
+static ferry_status nccl_alloc(ferry__comm *comm, size_t size_bytes, void **out)
+{
+    return ferry__nccl_comm_alloc(nccl_of(comm), size_bytes, out);
+}
+
+static void nccl_free(ferry__comm *comm, void *memory)
+{
+    ferry__nccl_comm_free(nccl_of(comm), memory);
+}
+
+static uint64_t nccl_moved(ferry__comm *comm)
+{
+    return ferry__nccl_comm_moved(nccl_of(comm));
+}
+
 static void nccl_abort(ferry__comm *comm)
 {
     ferry__nccl_comm_abort(nccl_of(comm));
@@ -176,6 +192,9 @@ static const ferry__comm_ops nccl_ops = {
     .abort = nccl_abort,
     .close = nccl_close,
     .describe = nccl_describe,
+    .alloc = nccl_alloc,
+    .free = nccl_free,
+    .moved = nccl_moved,
 };
 
 /* ---- the id ---- */
@@ -290,7 +309,8 @@ static ferry_status join(nccl__comm *c, const ferry__group *g,
                          const ncclUniqueId *id, const ferry__deadline *until)
 {
     nccl__job meeting = {.kind = NCCL__INIT, .name = "meeting", .id = *id};
-    nccl__job sum = sum_of_one(c, "first sum");
+    float one = 1;
+    nccl__job sum = sum_of(&one, "first sum");
 
     FERRY_TRY(ferry__nccl_comm_call_until(c, &meeting, until));
     FERRY_TRY(ferry__nccl_comm_call_until(c, &sum, until));

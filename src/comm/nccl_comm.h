@@ -4,7 +4,8 @@
  * them; the caller waits for it, with the bounds of comm.h.
  * Invariant: what the thread uses belongs to the communicator, which is
  * freed by the last of the two; so a call that cannot be ended is left to
- * the thread. */
+ * the thread. That holds for the bytes of a call too: they lie in buffers of
+ * comm_ops.alloc, in device memory, or are copied by the caller. */
 #ifndef FERRY_COMM_NCCL_COMM_H
 #define FERRY_COMM_NCCL_COMM_H
 
@@ -45,6 +46,13 @@ typedef struct nccl__staging {
     size_t capacity;
 } nccl__staging;
 
+/* A buffer of comm_ops.alloc. */
+typedef struct nccl__buffer {
+    struct nccl__buffer *next;
+    char *memory;
+    size_t size_bytes;
+} nccl__buffer;
+
 typedef struct nccl__comm {
     ferry__comm base;
     const ferry__nccl_library *lib;
@@ -56,7 +64,9 @@ typedef struct nccl__comm {
     ferry__queue *queue;
     ferry__event *event;
     nccl__staging staged_in, staged_out;
-    float one; /* of a barrier; here, as the thread may outlive the call */
+
+    /* Of the caller between calls, of the thread in one: host memory. */
+    nccl__staging copied_in, copied_out;
 
     pthread_t thread;
     pthread_mutex_t lock;
@@ -65,10 +75,14 @@ typedef struct nccl__comm {
     int holders; /* the owner, the thread, an abort under way */
     nccl__state state;
     nccl__job job;
+    int64_t job_began_ns;
+    uint64_t moved;  /* by jobs before; while one runs see nccl_thread.c */
     ncclComm_t comm; /* NULL before its init and after its end */
     bool in_library; /* the thread is in a call with `comm` */
     bool stop, closing, finished;
-    ferry_status result; /* of the job */
+    bool unfinished; /* the device did not let go of the last job */
+    nccl__buffer *buffers, *left; /* in use; left to the thread */
+    ferry_status result;          /* of the job */
     char line[1024];
     ferry_status failed; /* for good */
     char failed_line[1024];
@@ -86,6 +100,7 @@ ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
 /* The same with a bound that was armed before. */
 ferry_status ferry__nccl_comm_call_until(nccl__comm *c, const nccl__job *job,
                                          const ferry__deadline *until);
+uint64_t ferry__nccl_comm_moved(nccl__comm *c); /* comm_ops.moved */
 void ferry__nccl_comm_abort(nccl__comm *c);
 void ferry__nccl_comm_close(nccl__comm *c);
 
@@ -93,10 +108,27 @@ void ferry__nccl_comm_close(nccl__comm *c);
  * abort of another thread. FERRY_ECANCELED when it was. */
 ferry_status ferry__nccl_comm_enter(nccl__comm *c, ncclComm_t *out);
 void ferry__nccl_comm_leave(nccl__comm *c);
+/* Asks for the error that came after a call, and for the words of one that a
+ * call answered; an abort waits for the answer. */
+ferry_status ferry__nccl_comm_poll(nccl__comm *c, const char *what);
+ferry_status ferry__nccl_comm_explain(nccl__comm *c, const char *what,
+                                      ncclResult_t result);
 bool ferry__nccl_comm_stopped(nccl__comm *c);
 void ferry__nccl_comm_opened(nccl__comm *c, ncclComm_t comm);
 /* Aborts `comm` unless another thread does or did. */
 void ferry__nccl_comm_end(nccl__comm *c);
+
+/* ---- nccl_buffers.c ---- */
+
+/* comm_ops.alloc and free. */
+ferry_status ferry__nccl_comm_alloc(nccl__comm *c, size_t size_bytes,
+                                    void **out);
+void ferry__nccl_comm_free(nccl__comm *c, void *memory);
+/* Under the lock: puts copies in the place of what may not be left to a call,
+ * and takes the result out of them. */
+ferry_status ferry__nccl_copy_in(nccl__comm *c, nccl__job *job);
+void ferry__nccl_copy_out(const nccl__comm *c, const nccl__job *from,
+                          const nccl__job *job);
 
 /* ---- nccl_job.c ---- */
 

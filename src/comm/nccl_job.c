@@ -6,6 +6,7 @@
 #include "comm/nccl_comm.h"
 
 #include "base/alloc.h"
+#include "base/log.h"
 #include "device/cuda_driver.h"
 
 #include <string.h>
@@ -83,31 +84,19 @@ static ferry_status stage(nccl__comm *c, const nccl__job *job, view *v)
 
 /* ---- waiting for the device ---- */
 
-static ferry_status look_at_nccl(nccl__comm *c, const nccl__job *job)
-{
-    ncclResult_t now = ncclSuccess, r;
-    ferry_status status = FERRY_OK;
-    ncclComm_t comm;
-
-    FERRY_TRY(ferry__nccl_comm_enter(c, &comm));
-    r = c->lib->ncclCommGetAsyncError(comm, &now);
-    if (r == ncclSuccess && now != ncclInProgress)
-        r = now;
-    if (r != ncclSuccess)
-        status = ferry__nccl_library_fail(c->lib, job->name, comm, r);
-    ferry__nccl_comm_leave(c);
-    return status;
-}
-
 /* What was queued before may still use the buffers until NCCL has let go. */
 static void drain(nccl__comm *c)
 {
     ferry__deadline until = ferry__deadline_in(AFTER_MS);
+    bool busy;
 
     ferry__nccl_comm_end(c);
-    while (!ferry__deadline_passed(&until) &&
-           c->memory->event_query(c->event) == FERRY_EBUSY)
+    while ((busy = c->memory->event_query(c->event) == FERRY_EBUSY) &&
+           !ferry__deadline_passed(&until))
         ferry__sleep_ms(SLEEP_MS);
+    pthread_mutex_lock(&c->lock);
+    c->unfinished = busy;
+    pthread_mutex_unlock(&c->lock);
 }
 
 static ferry_status await_queue(nccl__comm *c, const nccl__job *job)
@@ -121,7 +110,7 @@ static ferry_status await_queue(nccl__comm *c, const nccl__job *job)
             return status;
         if (spins < SPINS)
             continue;
-        status = look_at_nccl(c, job);
+        status = ferry__nccl_comm_poll(c, job->name);
         if (status < 0) {
             drain(c);
             /* What drain did is no news: the line stays the failure's. */
@@ -187,18 +176,15 @@ static ncclResult_t call(nccl__comm *c, const nccl__job *job, const view *v,
 static ferry_status call_nccl(nccl__comm *c, const nccl__job *job,
                               const view *v)
 {
-    ferry_status status = FERRY_OK;
     ncclComm_t comm;
     ncclResult_t r;
 
     FERRY_TRY(ferry__nccl_comm_enter(c, &comm));
     r = call(c, job, v, comm);
-    /* An abort of another thread has freed what it would be asked. */
-    if (r != ncclSuccess && r != ncclInProgress)
-        status = ferry__nccl_library_fail(
-            c->lib, job->name, ferry__nccl_comm_stopped(c) ? NULL : comm, r);
     ferry__nccl_comm_leave(c);
-    return status;
+    return r == ncclSuccess || r == ncclInProgress
+               ? FERRY_OK
+               : ferry__nccl_comm_explain(c, job->name, r);
 }
 
 ferry_status ferry__nccl_job_run(nccl__comm *c, const nccl__job *job)
@@ -216,8 +202,29 @@ ferry_status ferry__nccl_job_run(nccl__comm *c, const nccl__job *job)
     return await_queue(c, job);
 }
 
+static void free_left(nccl__comm *c)
+{
+    while (c->left) {
+        nccl__buffer *b = c->left;
+
+        c->left = b->next;
+        c->memory->free(b->memory);
+        ferry__free(b);
+    }
+}
+
 void ferry__nccl_job_end(nccl__comm *c)
 {
+    /* To free what a device may still write would write over what comes
+     * next there, or wait for a device that hangs. */
+    if (c->unfinished && c->memory->event_query(c->event) == FERRY_EBUSY) {
+        ferry__log(FERRY_LOG_WARN,
+                   "nccl: rank %d: the device still works on a call that "
+                   "failed; its buffers stay for good",
+                   c->base.rank);
+        return;
+    }
+    free_left(c);
     if (c->staged_in.memory)
         c->memory->free(c->staged_in.memory);
     if (c->staged_out.memory)

@@ -16,7 +16,7 @@
 /* How long a call that was ended is waited for, and a close. */
 #define GRACE_NS INT64_C(2000000000)
 /* A call is given the time that a link of 8 MiB/s would need on top of the
- * bound on silence, since NCCL does not tell how far it is. */
+ * bound on silence, where the library does not tell how far it is. */
 #define BYTES_PER_MS 8192
 
 static void release(nccl__comm *c)
@@ -30,6 +30,8 @@ static void release(nccl__comm *c)
         return;
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->changed);
+    ferry__free(c->copied_in.memory);
+    ferry__free(c->copied_out.memory);
     ferry__free(c);
 }
 
@@ -129,6 +131,37 @@ void ferry__nccl_comm_leave(nccl__comm *c)
     pthread_mutex_lock(&c->lock);
     c->in_library = false;
     pthread_mutex_unlock(&c->lock);
+}
+
+/* Whoever ends the communicator takes it away under the lock first. */
+ferry_status ferry__nccl_comm_poll(nccl__comm *c, const char *what)
+{
+    ncclResult_t now = ncclSuccess, r;
+    ferry_status status = FERRY_OK;
+
+    pthread_mutex_lock(&c->lock);
+    if (c->stop || !c->comm) {
+        status = ferry_fail(FERRY_ECANCELED, "the group was aborted");
+    } else {
+        r = c->lib->ncclCommGetAsyncError(c->comm, &now);
+        if (r == ncclSuccess && now != ncclInProgress)
+            r = now;
+        if (r != ncclSuccess)
+            status = ferry__nccl_library_fail(c->lib, what, c->comm, r);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return status;
+}
+
+ferry_status ferry__nccl_comm_explain(nccl__comm *c, const char *what,
+                                      ncclResult_t result)
+{
+    ferry_status status;
+
+    pthread_mutex_lock(&c->lock);
+    status = ferry__nccl_library_fail(c->lib, what, c->comm, result);
+    pthread_mutex_unlock(&c->lock);
+    return status;
 }
 
 bool ferry__nccl_comm_stopped(nccl__comm *c)
@@ -251,19 +284,70 @@ static ferry_status ask(nccl__comm *c, const nccl__job *job)
     return status;
 }
 
+static uint64_t size_of(const nccl__job *job)
+{
+    return job->in_bytes > job->out_bytes ? job->in_bytes : job->out_bytes;
+}
+
+/* NCCL does not tell how far a call is: it is taken to be as far as a link of
+ * 8 MiB/s would be, and no further than its end. Under the lock. */
+static uint64_t moved_of(nccl__comm *c)
+{
+    uint64_t assumed;
+
+    if (c->lib->moved) {
+        c->moved = c->comm ? c->lib->moved(c->comm) : c->moved;
+        return c->moved;
+    }
+    if (c->state != NCCL__GIVEN)
+        return c->moved;
+    assumed =
+        (uint64_t)(ferry__now_ns() - c->job_began_ns) / 1000000 * BYTES_PER_MS;
+    return c->moved + (assumed < size_of(&c->job) ? assumed : size_of(&c->job));
+}
+
+uint64_t ferry__nccl_comm_moved(nccl__comm *c)
+{
+    uint64_t moved;
+
+    pthread_mutex_lock(&c->lock);
+    moved = moved_of(c);
+    pthread_mutex_unlock(&c->lock);
+    return moved;
+}
+
+/* How long a call may take, and be silent: only where the library tells. */
+typedef struct patience {
+    ferry__deadline until;
+    ferry_status late;
+    int64_t silence_ms; /* 0: the whole is bounded alone */
+} patience;
+
 /* Until the job is done or was ended by an abort. Under the lock. */
 static ferry_status await(nccl__comm *c, const nccl__job *job,
-                          ferry_status late, const ferry__deadline *until)
+                          const patience *p)
 {
+    ferry__deadline quiet = ferry__deadline_in(p->silence_ms);
+    uint64_t seen = moved_of(c);
+
     while (c->state != NCCL__DONE && !c->stop) {
         int64_t at = ferry__now_ns() + SLICE_NS;
 
-        if (ferry__deadline_passed(until))
-            return too_late(c, job, late, until->bound_ms);
-        ferry__cond_wait_until(&c->changed, &c->lock,
-                               at < until->at_ns ? at : until->at_ns);
-        if (c->state != NCCL__DONE && ferry__now_ns() >= at)
-            FERRY_TRY(ask(c, job));
+        if (ferry__deadline_passed(&p->until))
+            return too_late(c, job, p->late, p->until.bound_ms);
+        if (p->silence_ms > 0 && ferry__deadline_passed(&quiet))
+            return too_late(c, job, FERRY_ENOPROGRESS, p->silence_ms);
+        if (at > p->until.at_ns)
+            at = p->until.at_ns;
+        if (p->silence_ms > 0 && at > quiet.at_ns)
+            at = quiet.at_ns;
+        ferry__cond_wait_until(&c->changed, &c->lock, at);
+        if (c->state == NCCL__DONE || ferry__now_ns() < at)
+            continue;
+        if (moved_of(c) != seen)
+            quiet = ferry__deadline_in(p->silence_ms);
+        seen = moved_of(c);
+        FERRY_TRY(ask(c, job));
     }
     return FERRY_OK;
 }
@@ -302,19 +386,31 @@ static ferry_status finish(nccl__comm *c, const nccl__job *job,
     return c->failed;
 }
 
-static ferry_status give(nccl__comm *c, const nccl__job *job, ferry_status late,
-                         const ferry__deadline *until)
+static ferry_status give(nccl__comm *c, const nccl__job *job, const patience *p)
 {
     char line[sizeof(c->failed_line)];
+    nccl__job own = *job;
     ferry_status status;
 
     pthread_mutex_lock(&c->lock);
     status = c->failed;
     if (status == FERRY_OK) {
-        c->job = *job;
+        status = ferry__nccl_copy_in(c, &own);
+        if (status < 0) {
+            fail(c, status, ferry_last_error());
+            stop(c);
+        }
+    }
+    if (status == FERRY_OK) {
+        c->job = own;
+        c->job_began_ns = ferry__now_ns();
         c->state = NCCL__GIVEN;
         pthread_cond_broadcast(&c->changed);
-        status = finish(c, job, await(c, job, late, until));
+        status = finish(c, &own, await(c, &own, p));
+    }
+    if (status == FERRY_OK) {
+        ferry__nccl_copy_out(c, &own, job);
+        c->moved += c->lib->moved ? 0 : size_of(job);
     }
     snprintf(line, sizeof(line), "%s", c->failed_line);
     pthread_mutex_unlock(&c->lock);
@@ -324,25 +420,27 @@ static ferry_status give(nccl__comm *c, const nccl__job *job, ferry_status late,
 ferry_status ferry__nccl_comm_call_until(nccl__comm *c, const nccl__job *job,
                                          const ferry__deadline *until)
 {
-    return give(c, job, FERRY_ETIMEOUT, until);
+    const patience p = {.until = *until, .late = FERRY_ETIMEOUT};
+
+    return give(c, job, &p);
 }
 
 ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
                                    int64_t timeout_ms)
 {
-    size_t moved =
-        job->in_bytes > job->out_bytes ? job->in_bytes : job->out_bytes;
-    int64_t more_ms = (int64_t)(moved / BYTES_PER_MS);
-    bool silent =
-        c->no_progress_ms > 0 && c->no_progress_ms < timeout_ms - more_ms;
-    ferry__deadline until =
-        ferry__deadline_in(silent ? c->no_progress_ms + more_ms : timeout_ms);
+    int64_t more_ms = (int64_t)(size_of(job) / BYTES_PER_MS);
+    bool silent = !c->lib->moved && c->no_progress_ms > 0 &&
+                  c->no_progress_ms < timeout_ms - more_ms;
+    const patience p = {.until = ferry__deadline_in(
+                            silent ? c->no_progress_ms + more_ms : timeout_ms),
+                        .late = silent ? FERRY_ENOPROGRESS : FERRY_ETIMEOUT,
+                        .silence_ms = c->lib->moved ? c->no_progress_ms : 0};
 
     if (timeout_ms <= 0)
         return ferry_fail(FERRY_EINVAL,
                           "%s: timeout must be above 0 ms, got %lld", job->name,
                           (long long)timeout_ms);
-    return give(c, job, silent ? FERRY_ENOPROGRESS : FERRY_ETIMEOUT, &until);
+    return give(c, job, &p);
 }
 
 void ferry__nccl_comm_abort(nccl__comm *c)
@@ -395,6 +493,7 @@ ferry_status ferry__nccl_comm_create(const ferry__nccl_library *lib,
     c->base.check = group->check;
     c->base.check_arg = group->check_arg;
     c->base.memory = memory->device > 0 ? memory : NULL;
+    c->base.bounds_silence = group->no_progress_ms > 0;
     c->lib = lib;
     c->memory = memory;
     c->no_progress_ms = group->no_progress_ms;

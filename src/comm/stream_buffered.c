@@ -72,11 +72,24 @@ static const ferry__memory *kind_of(const buffered *b)
     return m ? m : ferry__memory_host();
 }
 
+static ferry_status take_memory(const buffered *b, size_t size, void **out)
+{
+    ferry__comm *c = b->base.comm;
+
+    return c->ops->alloc ? c->ops->alloc(c, size, out)
+                         : kind_of(b)->alloc(size, out);
+}
+
 static void drop_buffer(buffered *b, buffer *buf)
 {
+    ferry__comm *c = b->base.comm;
+
     if (!buf->memory)
         return;
-    kind_of(b)->free(buf->memory);
+    if (c->ops->free)
+        c->ops->free(c, buf->memory);
+    else
+        kind_of(b)->free(buf->memory);
     b->held_bytes -= buf->capacity;
     *buf = (buffer){NULL, 0};
 }
@@ -90,7 +103,7 @@ static ferry_status size_buffer(buffered *b, size_t index, size_t size)
     if (buf->capacity >= size)
         return FERRY_OK;
     drop_buffer(b, buf);
-    FERRY_TRY(kind_of(b)->alloc(size, &memory));
+    FERRY_TRY(take_memory(b, size, &memory));
     *buf = (buffer){memory, size};
     b->held_bytes += size;
     if (b->held_bytes > b->base.peak_bytes)

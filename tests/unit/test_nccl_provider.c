@@ -4,6 +4,7 @@
  * its three ways to meet, and what only it has. */
 #include "comm/nccl_abi.h"
 #include "comm/provider.h"
+#include "comm/stream.h"
 #include "comm/unique_id.h"
 
 #include "base/alloc.h"
@@ -14,6 +15,7 @@
 #include "harness/comm_cases.h"
 #include "harness/nccl_table.h"
 
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -257,6 +259,114 @@ static void calls_that_do_not_return_are_ended(void **state)
     ferry__config_set("nccl_library", nccl_host_path());
 }
 
+static void *symbol_of_stuck(const char *name)
+{
+    char path[4096];
+    void *symbol;
+
+    snprintf(path, sizeof(path), "%s", test_module("nccl_stuck"));
+    assert_int_equal(ferry__module_symbol(path, name, &symbol), FERRY_OK);
+    return symbol;
+}
+
+static int ask_stuck(const char *name)
+{
+    void *symbol = symbol_of_stuck(name);
+    int (*ask)(void);
+
+    memcpy(&ask, &symbol, sizeof(ask));
+    return ask();
+}
+
+/* Lets the calls that did not return write, all of them. */
+static void let_go_until(int writes)
+{
+    ferry__deadline until = ferry__deadline_in(T);
+    void *symbol = symbol_of_stuck("nccl_stuck_let_go");
+    void (*let_go)(int);
+
+    memcpy(&let_go, &symbol, sizeof(let_go));
+    let_go(1);
+    while (ask_stuck("nccl_stuck_late_writes") < writes &&
+           !ferry__deadline_passed(&until))
+        ferry__sleep_ms(1);
+    assert_int_equal(ask_stuck("nccl_stuck_late_writes"), writes);
+    ferry__sleep_ms(50); /* their threads end */
+    let_go(0);
+}
+
+static char warnings[4096];
+
+static void keep_warnings(ferry_log_level level, const char *line, void *arg)
+{
+    size_t n = strlen(warnings);
+
+    (void)arg;
+    if (level == FERRY_LOG_WARN)
+        snprintf(warnings + n, sizeof(warnings) - n, "%s\n", line);
+}
+
+/* What a caller gave to a call is the caller's again when it is back, even
+ * if the call within goes on; what a stream had is the call's own. */
+static void a_call_that_is_left_writes_nothing_of_the_callers(void **state)
+{
+    const uint64_t sizes[] = {1 << 20};
+    const ferry__stream_options o = {.root = 1,
+                                     .n_buffers = 2,
+                                     .buffer_bytes = 1 << 20,
+                                     .timeout_ms = T,
+                                     .no_progress_ms = 150};
+    static char small[8], none[8];
+    ferry__stream *s = NULL;
+    const void *bytes;
+    ferry__comm *c;
+    size_t n;
+    int before;
+
+    (void)state;
+    ferry__config_set("nccl_library", test_module("nccl_stuck"));
+    /* A call of an earlier case is still there. */
+    before = ask_stuck("nccl_stuck_late_writes");
+    c = open_stuck(0);
+    assert_int_equal(c->ops->broadcast(c, small, sizeof(small), 1, 150),
+                     FERRY_ETIMEOUT);
+    ferry__comm_close(&c);
+    c = open_stuck(0);
+    ferry_log_set(keep_warnings, NULL);
+    assert_int_equal(ferry__stream_open(c, &o, &s), FERRY_OK);
+    assert_int_equal(s->ops->begin(s, sizes, 1), FERRY_OK);
+    assert_true(s->ops->peek(s, &bytes, &n) < 0);
+    ferry__stream_close(&s);
+    ferry__comm_close(&c);
+    ferry_log_set(NULL, NULL);
+    assert_non_null(strstr(warnings, "is left to its thread"));
+    assert_non_null(strstr(warnings, "1048576 bytes that it may still use are "
+                                     "left to it"));
+    let_go_until(before + 3);
+    assert_memory_equal(small, none, sizeof(small));
+    ferry__config_set("nccl_library", nccl_host_path());
+}
+
+/* An abort while the words of a failure are asked for waits for them. */
+static void a_communicator_is_not_asked_after_its_abort(void **state)
+{
+    char bytes[13] = {0};
+    pthread_t thread;
+    ferry__comm *c;
+
+    (void)state;
+    ferry__config_set("nccl_library", test_module("nccl_stuck"));
+    c = open_stuck(0);
+    assert_int_equal(ferry__thread_start(&thread, "abort", abort_soon, c),
+                     FERRY_OK);
+    assert_true(c->ops->broadcast(c, bytes, sizeof(bytes), 0, T) < 0);
+    pthread_join(thread, NULL);
+    ferry__comm_close(&c);
+    ferry__sleep_ms(300);
+    assert_int_equal(ask_stuck("nccl_stuck_questions_to_dead"), 0);
+    ferry__config_set("nccl_library", nccl_host_path());
+}
+
 static void meetings_that_do_not_return_are_left(void **state)
 {
     static const unsigned char id[FERRY__UNIQUE_ID];
@@ -350,9 +460,13 @@ int main(void)
         cmocka_unit_test(the_missing_rank_is_named),
         cmocka_unit_test(meetings_that_do_not_return_are_left),
         cmocka_unit_test(calls_that_do_not_return_are_ended),
+        cmocka_unit_test(a_call_that_is_left_writes_nothing_of_the_callers),
+        cmocka_unit_test(a_communicator_is_not_asked_after_its_abort),
     };
     int failed = 0;
 
+    /* What is freed is then gone, and a write to it is a fault. */
+    mallopt(M_MMAP_THRESHOLD, 64 << 10);
     if (ferry__config_set("nccl_library", nccl_host_path()) < 0 ||
         ferry__provider_find("nccl", &provider) < 0) {
         fprintf(stderr, "%s\n", ferry_last_error());
