@@ -150,6 +150,8 @@ class Receiver:
         """
         taken, self._taken = self._taken, {}
         self._call(lib.ferry_worker_prepare_weight_update)
+        if all(0 not in shape for _, _, shape in self._announced):
+            return taken
         last = {entry[0]: at for at, entry in enumerate(self._announced)}
         return dict(sorted(taken.items(), key=lambda item: last[item[0]]))
 
