@@ -213,8 +213,8 @@ def test_o30_what_lies_elsewhere_is_refused_by_name(
 class Refilled(Items):
     """Yields one buffer again and again, which another thread fills anew.
 
-    A Python source states no event: what it yields is whole (B2), and its
-    bytes may change as soon as the next one is asked for.
+    Host memory has no event: what is yielded is whole (B2), and its bytes may
+    change as soon as the next one is asked for.
     """
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
