@@ -49,6 +49,10 @@ class Trainer:
         self.client = client
         self.source = None if source is None else Source(source, self.failures)
         self.c = ffi.new("ferry_trainer **")
+        self._stats = ffi.new(
+            "ferry_round_stats *", {"size": ffi.sizeof("ferry_round_stats")})
+        self._options = ffi.new("ferry_send_options *", {
+            "size": ffi.sizeof("ferry_send_options"), "stats": self._stats})
         c_source = ffi.NULL if self.source is None else self.source.c
         c_info = encode(json.dumps(info))
         # What C reads stays until the trainer is shut down, also when the
@@ -87,20 +91,14 @@ class Trainer:
     ) -> dict[str, Any]:
         if self.c[0] == ffi.NULL:
             raise OrderError("the trainer is shut down")
-        stats = ffi.new("ferry_round_stats *")
-        stats.size = ffi.sizeof("ferry_round_stats")
-        options = ffi.new("ferry_send_options *")
-        options.size = ffi.sizeof("ferry_send_options")
-        options.stats = stats
-        options.draft = draft
-        keep: list[Any] = []
+        stats, options = self._stats, self._options
+        label = call = handle = ffi.NULL
         if weight_version is not None:
-            keep.append(ffi.new("char[]", encode(weight_version)))
-            options.weight_version = keep[-1]
+            label = ffi.new("char[]", encode(weight_version))
         if progress is not None:
-            keep.append(ffi.new_handle(progress))
-            options.progress = lib.ferry_py_progress
-            options.progress_arg = keep[-1]
+            call, handle = lib.ferry_py_progress, ffi.new_handle(progress)
+        options.draft, options.weight_version = draft, label
+        options.progress, options.progress_arg = call, handle
         self.failures.clear()
         with interruptible(self.cancel):
             code = lib.ferry_trainer_send_weights(self.c[0], options)
