@@ -8,15 +8,14 @@ set(FERRY_PY_TREE "${PROJECT_BINARY_DIR}/python/ferry")
 set(FERRY_PY_BUILD "${FERRY_PY_SOURCE}/_ffi_build.py")
 
 file(GLOB FERRY_PY_HEADERS CONFIGURE_DEPENDS
-    "${PROJECT_SOURCE_DIR}/include/ferry/*.h")
+    "${PROJECT_SOURCE_DIR}/include/ferry/*.h" "${FERRY_PY_SOURCE}/*.h")
 set(FERRY_PY_C "${PROJECT_BINARY_DIR}/python/_libferry.c")
 file(MAKE_DIRECTORY "${FERRY_PY_TREE}")
 add_custom_command(OUTPUT "${FERRY_PY_C}"
     COMMAND "${Python_EXECUTABLE}" "${FERRY_PY_BUILD}"
         --include "${PROJECT_SOURCE_DIR}/include"
         --output "${FERRY_PY_C}" --cc "${CMAKE_C_COMPILER}"
-    DEPENDS "${FERRY_PY_BUILD}" "${FERRY_PY_SOURCE}/_batch.h"
-        ${FERRY_PY_HEADERS}
+    DEPENDS "${FERRY_PY_BUILD}" ${FERRY_PY_HEADERS}
     COMMENT "Reading the headers for Python" VERBATIM)
 
 # One file for every CPython from 3.10: the stable ABI.

@@ -84,13 +84,12 @@ typedef struct ferry_py_dlpack {
 static struct {
     const ferry_py_dlpack *table;
     PyObject *tensor, *parameter; /* the two types that are plain */
-    PyObject *strided, *layout, *is_neg;
+    PyObject *is_neg;
 } ferry_py_torch;
 
-/* Takes torch.Tensor, torch.nn.Parameter and torch.strided by address.
- * Answers whether their tensors can be described here. */
-static bool ferry_py_batch_torch(uintptr_t tensor, uintptr_t parameter,
-                                 uintptr_t strided)
+/* Takes torch.Tensor and torch.nn.Parameter by address. Answers whether their
+ * tensors can be described here. */
+static bool ferry_py_batch_torch(uintptr_t tensor, uintptr_t parameter)
 {
     PyGILState_STATE lock = PyGILState_Ensure();
     PyObject *type = (PyObject *)tensor;
@@ -103,14 +102,11 @@ static bool ferry_py_batch_torch(uintptr_t tensor, uintptr_t parameter,
         table = table->prev;
     if (table != NULL && table->major == 1 && table->tensor_from != NULL &&
         ferry_py_torch.table == NULL) {
-        ferry_py_torch.layout = PyUnicode_InternFromString("layout");
         ferry_py_torch.is_neg = PyObject_GetAttrString(type, "is_neg");
         ferry_py_torch.tensor = type;
         ferry_py_torch.parameter = (PyObject *)parameter;
-        ferry_py_torch.strided = (PyObject *)strided;
         Py_INCREF(type);
         Py_INCREF(ferry_py_torch.parameter);
-        Py_INCREF(ferry_py_torch.strided);
         ferry_py_torch.table = table; /* a static of torch's */
     }
     PyErr_Clear();
@@ -144,28 +140,16 @@ static int ferry_py_dtype(const ferry_py_dltensor *from)
     return 0;
 }
 
-/* Whether the bytes in memory are the tensor's elements, row by stride. */
-static bool ferry_py_is_plain(PyObject *tensor)
+/* Describes a tensor of one of the plain types; false where it lies elsewhere
+ * than on the host or CUDA, or has no strides, or a dtype that does not
+ * travel. */
+static bool ferry_py_describe(PyObject *tensor, ferry_tensor *out)
 {
-    PyObject *type = (PyObject *)Py_TYPE(tensor), *layout, *neg;
-    bool plain;
-
-    if (type != ferry_py_torch.tensor && type != ferry_py_torch.parameter)
-        return false;
-    layout = PyObject_GetAttr(tensor, ferry_py_torch.layout);
-    neg = PyObject_CallFunctionObjArgs(ferry_py_torch.is_neg, tensor, NULL);
-    plain = layout == ferry_py_torch.strided && neg == Py_False;
-    Py_XDECREF(layout);
-    Py_XDECREF(neg);
-    return plain;
-}
-
-static bool ferry_py_fill_tensor(PyObject *tensor, ferry_tensor *out)
-{
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
     ferry_py_dltensor from;
     bool empty = false;
 
-    if (!ferry_py_is_plain(tensor) ||
+    if ((type != ferry_py_torch.tensor && type != ferry_py_torch.parameter) ||
         ferry_py_torch.table->tensor_from(tensor, &from) != 0)
         return false;
     memset(out, 0, sizeof(*out));
@@ -184,6 +168,17 @@ static bool ferry_py_fill_tensor(PyObject *tensor, ferry_tensor *out)
     }
     out->data = from.data ? (char *)from.data + from.byte_offset : NULL;
     return out->data != NULL || empty;
+}
+
+/* Whether the bytes are the values: no lazy minus sign. */
+static bool ferry_py_is_literal(PyObject *tensor)
+{
+    PyObject *neg =
+        PyObject_CallFunctionObjArgs(ferry_py_torch.is_neg, tensor, NULL);
+    bool literal = neg == Py_False;
+
+    Py_XDECREF(neg);
+    return literal;
 }
 
 /* The text lives as long as the string object. */
@@ -215,7 +210,8 @@ static size_t ferry_py_batch_fill(ferry_py_batch *batch, uintptr_t names,
         if (name == NULL || tensor == NULL)
             break;
         item->name = ferry_py_name(name);
-        if (item->name == NULL || !ferry_py_fill_tensor(tensor, &item->tensor))
+        if (item->name == NULL || !ferry_py_describe(tensor, &item->tensor) ||
+            !ferry_py_is_literal(tensor))
             break;
         ferry_py_batch_event(batch, item);
     }

@@ -6,7 +6,7 @@
 What Python sees is read from the installed headers by the C preprocessor, so
 it cannot drift from them; the compiler checks it once more when it compiles
 the result. The only declarations written here are the callbacks, and those of
-_batch.h, which is part of the binding.
+the headers beside this file, which are part of the binding.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ ferry_status ferry_py_receiver_room(void *, const ferry_tensor *, void **);
 }
 """
 
-BATCH = """
+# The binding's own headers, in the order in which they need each other.
+OWN = ("_batch.h", "_module.h")
+
+OWN_DECLARATIONS = """
 #define FERRY_PY_BATCH_ITEMS ...
 typedef struct ferry_py_batch {
     void *handle;
@@ -79,9 +82,11 @@ typedef struct ferry_py_batch {
 } ferry_py_batch;
 void ferry_py_batch_event(ferry_py_batch *, ferry_item *);
 ferry_status ferry_py_batch_next(void *, ferry_item *);
-bool ferry_py_batch_torch(uintptr_t, uintptr_t, uintptr_t);
+bool ferry_py_batch_torch(uintptr_t, uintptr_t);
 size_t ferry_py_batch_fill(ferry_py_batch *, uintptr_t, uintptr_t, size_t,
                            size_t);
+bool ferry_py_module_same(uintptr_t, const uintptr_t *, size_t, uintptr_t);
+bool ferry_py_module_declared(uintptr_t, const ferry_param_meta *, size_t);
 """
 
 PREAMBLE = """
@@ -123,10 +128,11 @@ def builder(include: pathlib.Path, cc: str) -> Any:
 
     ffi = cffi.FFI()
     ffi.cdef(
-        declarations(include, cc) + constants(include) + CALLBACKS + BATCH)
-    batch = pathlib.Path(__file__).with_name("_batch.h")
-    ffi.set_source(
-        "ferry._libferry", PREAMBLE + batch.read_text(encoding="utf-8"))
+        declarations(include, cc) + constants(include) + CALLBACKS
+        + OWN_DECLARATIONS)
+    here = pathlib.Path(__file__)
+    own = [here.with_name(name).read_text(encoding="utf-8") for name in OWN]
+    ffi.set_source("ferry._libferry", "".join([PREAMBLE, *own]))
     return ffi
 
 

@@ -26,6 +26,7 @@ from ferry._ffi import (
     nothing,
     text,
 )
+from ferry._ffi_module import declared_as
 from ferry.errors import ArgumentError, InputOutputError
 from ferry.tensor import dtype_code, view
 
@@ -83,6 +84,7 @@ class SourceLike(Protocol):
     stable: bool
 
     def metadata(self) -> Sequence[Param]: ...
+    def listed(self) -> tuple[list[str], list[Any]] | None: ...
     def batches(self) -> Iterator[tuple[list[str], list[Any]]]: ...
     def held(self) -> frozenset[str] | None: ...
 
@@ -95,6 +97,7 @@ class Source:
         self.failures = failures
         self._names: list[str] = []
         self._seen: tuple[Param, ...] = ()
+        self._listed: list[str] | None = None  # the names of what is declared
         self._params: Any = ffi.NULL
         self._text: Any = ffi.NULL
         self._items: Iterator[tuple[list[str], list[Any]]] | None = None
@@ -122,13 +125,26 @@ class Source:
         self.c = ffi.new("ferry_source *", {"ops": ops, "self": self._batch})
 
     def metadata(self, out_params: Any, out_count: Any) -> None:
-        seen = tuple(self.inner.metadata())
-        # A declaration is frozen, so equal ones are the same manifest; and the
-        # same objects are found to be equal at once.
-        if seen != self._seen:
-            self._declare(seen)
+        if not self._is_as_declared():
+            seen = tuple(self.inner.metadata())
+            # A declaration is frozen, so equal ones are the same manifest;
+            # and the same objects are found to be equal at once.
+            if seen != self._seen:
+                self._declare(seen)
         out_params[0] = self._params
-        out_count[0] = len(seen)
+        out_count[0] = len(self._seen)
+
+    def _is_as_declared(self) -> bool:
+        """Whether a listed source still has what was declared of it."""
+        _know_torch()
+        listed = self.inner.listed()
+        if listed is None:
+            return False
+        names, tensors = listed
+        if names is not self._listed:
+            self._listed = names if names == self._names else None
+        return self._listed is not None and declared_as(
+            tensors, self._params, len(self._names))
 
     def _declare(self, seen: tuple[Param, ...]) -> None:
         names: list[Any] = [getattr(meta, "name", meta) for meta in seen]
@@ -159,7 +175,7 @@ class Source:
                 ) from error
             at += len(name.encode("utf-8")) + 1
         self._names, self._text, self._params = names, joined, params
-        self._seen = seen
+        self._seen, self._listed = seen, None
 
     def begin(self) -> None:
         self.end()
@@ -281,12 +297,11 @@ def _know_torch() -> None:
     """Let plain torch tensors be described in C, once torch is there."""
     global _torch_is_known
     torch: Any = sys.modules.get("torch")
-    if _torch_is_known or not hasattr(torch, "strided"):
+    if _torch_is_known or not hasattr(torch, "nn"):
         return
     _torch_is_known = True
     if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        lib.ferry_py_batch_torch(
-            id(torch.Tensor), id(torch.nn.Parameter), id(torch.strided))
+        lib.ferry_py_batch_torch(id(torch.Tensor), id(torch.nn.Parameter))
 
 
 def _source(method: Callable[..., Any]) -> Callable[..., int]:

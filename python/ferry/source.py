@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import (
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
+from ferry._ffi_module import ModuleTree
 from ferry.errors import ArgumentError, MismatchError
 
 if TYPE_CHECKING:
@@ -269,22 +269,20 @@ class ModuleSource(WeightSource):
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+        self._tree = ModuleTree(module)
         self._declared: dict[str, ParamMeta] = {}
 
     @property
     def stable(self) -> bool:  # type: ignore[override]
         """Whether all parameters are plain tensors, which stay in place."""
-        return not any(
-            hasattr(param, "full_tensor")
-            for _, param in self._module.named_parameters()
-        )
+        return not self._tree.look()[2]
 
     def _metadata(self) -> list[ParamMeta]:
         # The same object for the same declaration: that is how a round
         # learns cheaply that nothing changed.
         metas: list[ParamMeta] = []
-        for name, param in _named_parameters(self._module):
+        names, params, _ = self._tree.look()
+        for name, param in zip(names, params, strict=True):
             meta = self._declared.get(name)
             if (
                 meta is None
@@ -306,53 +304,9 @@ class ModuleSource(WeightSource):
         metadata = _BothForms(_metadata)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, param in _named_parameters(self._module):
+        names, params, _ = self._tree.look()
+        for name, param in zip(names, params, strict=True):
             yield name, materialize_full_tensor(param)
-
-
-# Whether a class of modules lists its parameters as torch's own class does.
-_lists_plainly: dict[type, bool] = {}
-_LISTING = ("named_parameters", "named_modules", "_named_members")
-
-
-def _is_plain(cls: type) -> bool:
-    base = getattr(sys.modules.get("torch"), "nn", None)
-    plain = base is not None and issubclass(cls, base.Module) and all(
-        getattr(cls, name) is getattr(base.Module, name)
-        for name in _LISTING)
-    _lists_plainly[cls] = plain
-    return plain
-
-
-def _named_parameters(module: Any) -> Iterable[tuple[str, Any]]:
-    """List what `module.named_parameters()` does, in half of its time.
-
-    A small model's round lasts some tens of milliseconds, of which torch's
-    own walk, twice, is one in forty.
-    """
-    found: list[tuple[str, Any]] = []
-    seen: set[int] = set()
-    stack = [("", module)]
-    while stack:
-        prefix, at = stack.pop()
-        plain = _lists_plainly.get(type(at))
-        if not (_is_plain(type(at)) if plain is None else plain):
-            return cast("Iterable[tuple[str, Any]]", module.named_parameters())
-        if id(at) in seen:
-            continue
-        seen.add(id(at))
-        own = at.__dict__
-        for name, param in own["_parameters"].items():
-            if param is not None and id(param) not in seen:
-                seen.add(id(param))
-                found.append((prefix + name, param))
-        children = own["_modules"]
-        if children:
-            stack.extend([
-                (f"{prefix}{name}.", child)
-                for name, child in reversed(children.items())
-                if child is not None])
-    return found
 
 
 def materialize_full_tensor(tensor: Any) -> Any:
@@ -469,10 +423,24 @@ class _Adapted:
             return iter(self._source)
         return iter(self._source.iter_full())
 
+    def listed(self) -> tuple[list[str], list[Any]] | None:
+        """Return all of a pass at once, where it costs no more than a look.
+
+        The names are the same object as long as nothing about them changed.
+        """
+        source = self._source
+        if type(source) is not ModuleSource or "metadata" in vars(source):
+            return None
+        names, params, sharded = source._tree.look()
+        return None if sharded else (names, params)
+
     def batches(self) -> Iterator[tuple[list[str], list[Any]]]:
         """Start a pass: runs of names and tensors that are valid together."""
         if self.form == "by group":
             return _by_group(self._source.iter_groups())
+        listed = self.listed()
+        if listed is not None:
+            return _by_group([listed])
         items = self.items()
         return _ahead(items) if self.stable else _one_by_one(items)
 

@@ -5,6 +5,7 @@ would have described, errors keep their place, and memory its bound."""
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from ferry import _ffi_source
 from ferry._ffi import Failures, ffi, lib, text
+from ferry._ffi_module import ModuleTree
 from ferry._ffi_source import Source
 from ferry.errors import MismatchError
 from ferry.source import (
@@ -62,8 +64,16 @@ class Driven:
         self.source = Source(adapt(inner), self.failures)
         self.ops, self.self = self.source.c.ops, self.source.c.self
         self.item = ffi.new("ferry_item *")
+        self.declared()
+
+    def declared(self) -> list[tuple[Any, ...]]:
+        """Reads the metadata: name, dtype and shape of each."""
         params, count = ffi.new("ferry_param_meta **"), ffi.new("size_t *")
-        assert self.ops.metadata(self.self, params, count) == 0
+        code = self.ops.metadata(self.self, params, count)
+        if code < 0:
+            self.failures.throw(code)
+        return [(text(p.name), p.dtype, [p.shape[d] for d in range(p.ndim)])
+                for p in params[0][0 : count[0]]]
 
     def __iter__(self) -> Iterator[Any]:
         assert self.ops.begin(self.self) == 0
@@ -104,6 +114,7 @@ def test_plain_tensors_need_no_look_from_python(
     ("tensor", "words"),
     [(torch.ones(3, device="meta"), "meta"),
      (torch.ones(3).to_sparse(), "layout"),
+     (torch.eye(3).to_mkldnn(), "layout"),
      (torch.ones(2, dtype=torch.complex64), "complex64"),
      (torch.zeros([1] * 9), "9 dimensions")])
 def test_what_is_not_plain_is_refused_by_name_in_its_place(
@@ -215,6 +226,190 @@ def test_a_module_s_parameters_are_listed_as_torch_lists_them() -> None:
     plain["head"].weight = torch.nn.Parameter(torch.zeros(3, 2))
     names = [n for n, _ in source]
     assert "one.extra" in names and "head.weight" in names
+
+
+class Square(torch.nn.Module):
+    """Two layers and one that both share, each of 3 by 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(3, 3), self.one)
+
+
+class Renamed(Square):
+    """A class that tells other names of its parameters."""
+
+    def named_parameters(self, *args: Any, **more: Any) -> Any:
+        return [("other", self.one.weight)]
+
+
+class Special(torch.nn.Parameter):
+    """A type that is not looked into by C."""
+
+
+def set_data(data: Any) -> Any:
+    def change(m: Any) -> None:
+        m.one.weight.data = data
+    return change
+
+
+def swap(m: Any) -> None:
+    torch.utils.swap_tensors(m.one.weight, Special(torch.ones(3, 3)))
+
+
+def reorder(m: Any) -> None:
+    m.one._parameters["weight"] = m.one._parameters.pop("weight")
+
+
+def rename(m: Any, of: str) -> None:
+    setattr(m, of, {f"{k}_": v for k, v in getattr(m, of).items()})
+
+
+CHANGES: dict[str, Any] = {
+    "nothing": lambda m: None,
+    "values": lambda m: m.one.weight.data.fill_(7),
+    "storage": set_data(torch.ones(3, 3)),
+    "shape": set_data(torch.ones(3, 2)),
+    "dimensions": set_data(torch.ones(3)),
+    "strides": set_data(torch.ones(3, 3).t()),
+    "offset": set_data(torch.ones(4, 3)[1:]),
+    "dtype": lambda m: m.double(),
+    "dtype of one": lambda m: m.two.half(),
+    "parameter": lambda m: setattr(
+        m.two, "bias", torch.nn.Parameter(torch.ones(3))),
+    "type": swap,
+    "one less": lambda m: setattr(m.one, "bias", None),
+    "one deleted": lambda m: delattr(m.one, "bias"),
+    "one more": lambda m: m.two.register_parameter(
+        "extra", torch.nn.Parameter(torch.ones(1))),
+    "order": reorder,
+    "name": lambda m: rename(m.one, "_parameters"),
+    "name of a module": lambda m: rename(m, "_modules"),
+    "tied": lambda m: setattr(m.two, "weight", m.one.weight),
+    "module": lambda m: setattr(m, "two", torch.nn.Linear(3, 3)),
+    "module below": lambda m: m.inner.__setitem__(0, torch.nn.Linear(3, 1)),
+    "module met twice": lambda m: m.inner.__setitem__(
+        1, torch.nn.Linear(3, 3)),
+    "module more": lambda m: m.inner.append(torch.nn.Linear(1, 1)),
+    "module less": lambda m: delattr(m, "one"),
+    "modules swapped": lambda m: m._modules.update(one=m.two, two=m.one),
+    "no modules": lambda m: m._modules.clear(),
+    "other dict": lambda m: setattr(m.one, "_parameters", {}),
+    "class": lambda m: setattr(m, "__class__", Renamed),
+}
+
+
+def stated(module: Any) -> list[tuple[Any, ...]]:
+    """What a round must state of a module, as torch tells it."""
+    return [(name, *view(name, p)[1:3], p.stride(), p.data_ptr())
+            for name, p in module.named_parameters()]
+
+
+def sent(driven: Driven) -> list[tuple[Any, ...]]:
+    """What a round states: declared and yielded, which must agree."""
+    declared = driven.declared()
+    items = []
+    for item in driven:
+        got = item.tensor
+        items.append((
+            text(item.name), got.dtype,
+            torch.Size(got.shape[d] for d in range(got.ndim)),
+            tuple(got.stride[d] for d in range(got.ndim)),
+            int(ffi.cast("uintptr_t", got.data))))
+    assert declared == [(n, t, list(s)) for n, t, s, _, _ in items]
+    return items
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("what", CHANGES)
+def test_b1_what_changed_in_a_module_is_in_the_next_round(
+    what: str, rounds: int
+) -> None:
+    module = Square()
+    driven = Driven(ModuleSource(module))
+    for _ in range(rounds):
+        before = sent(driven)
+        assert before == stated(module)
+    CHANGES[what](module)
+    assert sent(driven) == stated(module)
+    assert (stated(module) == before) == (what in ("nothing", "values"))
+    assert sent(driven) == stated(module)
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_b3_what_changed_after_the_metadata_is_in_the_pass(what: str) -> None:
+    module = Square()
+    driven = Driven(ModuleSource(module))
+    for _ in range(3):
+        driven.declared()
+    CHANGES[what](module)
+    got = [(text(i.name), int(ffi.cast("uintptr_t", i.tensor.data)))
+           for i in driven]
+    assert got == [(n, p.data_ptr()) for n, p in module.named_parameters()]
+
+
+def test_a_module_moved_elsewhere_is_refused_by_name() -> None:
+    module = Square()
+    driven = Driven(ModuleSource(module))
+    for _ in range(3):
+        sent(driven)
+    module.to("meta")
+    driven.declared()
+    with pytest.raises(NotImplementedError, match="one.weight.*meta"):
+        list(driven)
+
+
+def test_a_parameter_that_becomes_a_sharded_one_is_gathered() -> None:
+    class Sharded(torch.nn.Parameter):
+        def detach(self) -> Any:
+            return self
+
+        def full_tensor(self) -> Any:
+            return torch.full((3, 3), 5.0)
+
+    module = Square()
+    driven = Driven(ModuleSource(module))
+    for _ in range(3):
+        sent(driven)
+    torch.utils.swap_tensors(module.one.weight, Sharded(torch.ones(3, 3)))
+    driven.declared()
+    first = next(iter(driven)).tensor
+    assert ffi.cast("float *", first.data)[8] == 5.0
+
+
+def test_of_a_module_that_is_as_it_was_python_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch has no table of DLPack functions")
+    module = Square()
+    driven = Driven(ModuleSource(module))
+    monkeypatch.setattr(ModuleTree, "_walk", None)
+    monkeypatch.setattr(ModuleSource, "metadata", None)
+    monkeypatch.setattr(_ffi_source, "fill_tensor", None)
+    for _ in range(3):
+        module.one.weight.data = torch.ones(3, 3)
+        assert sent(driven) == stated(module)
+
+
+def test_nothing_of_a_module_is_kept_alive_between_rounds() -> None:
+    module = Square()
+    driven = Driven(ModuleSource(module))
+    sent(driven)
+    gone = [weakref.ref(module.two.weight), weakref.ref(module.inner[0])]
+    module.two.weight = torch.nn.Parameter(torch.ones(3, 3))
+    module.inner[0] = torch.nn.Linear(3, 3)
+    gc.collect()
+    assert [g() for g in gone] == [None, None]
+    assert sent(driven) == stated(module)
+
+
+def test_a_module_s_source_can_be_pickled() -> None:
+    source = ModuleSource(Square())
+    again = pickle.loads(pickle.dumps(source))
+    assert [n for n, _ in again] == [n for n, _ in source]
+    assert again.metadata() == source.metadata()
 
 
 def test_next_without_a_pass_is_an_error() -> None:
