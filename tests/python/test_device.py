@@ -5,6 +5,8 @@ device is here: see cuda_standin."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,67 @@ def test_g1_a_model_on_devices_goes_by_broadcast(
         engine.send_weights()
         assert server.checksums() == models.digests(folders[2], tp=1)
         engine.shutdown()
+
+
+# torch's own table knows no device here, so another one takes its place, in a
+# process of its own: the first one that is seen stays.
+IN_C = """
+import ctypes
+from ferry._ffi import ffi, lib
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("kind", ctypes.c_int32),
+                ("index", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p),
+                ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64)]
+
+PAIR = ctypes.c_int64 * 2
+SHAPE, STRIDES = PAIR(3, 5), PAIR(1, 3)
+
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(DLTensor))
+def tensor_from(tensor, out):
+    out[0] = DLTensor(4096, tensor.kind, tensor.index, 2, 4, 16, 1,
+                      ctypes.addressof(SHAPE), ctypes.addressof(STRIDES), 6)
+    return 0
+
+class Table(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32),
+                ("before", ctypes.c_void_p * 4),
+                ("tensor_from", ctypes.c_void_p), ("after", ctypes.c_void_p)]
+
+table = Table(1, 0)
+table.tensor_from = ctypes.cast(tensor_from, ctypes.c_void_p)
+new = ctypes.pythonapi.PyCapsule_New
+new.restype = ctypes.py_object
+new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+class Tensor:
+    __dlpack_c_exchange_api__ = new(
+        ctypes.addressof(table), b"dlpack_exchange_api", None)
+    def __init__(self, kind, index):
+        self.kind, self.index = kind, index
+    def is_neg(self):
+        return False
+
+assert lib.ferry_py_batch_torch(id(Tensor), id(Tensor))
+items = ffi.new("ferry_item[]", 4)
+batch = ffi.new("ferry_py_batch *", {"items": items})
+names = ["a", "b", "c", "d"]
+tensors = [Tensor(2, 0), Tensor(1, 0), Tensor(2, 3), Tensor(4, 0)]
+# The last one is of another kind of device and left to Python.
+assert lib.ferry_py_batch_fill(batch, id(names), id(tensors), 0, 4) == 3
+assert [item.tensor.device for item in items[0:3]] == [1, 0, 4]
+assert [item.wait != ffi.NULL for item in items[0:3]] == [True, False, True]
+assert batch.devices == 0b1001
+assert int(ffi.cast("uintptr_t", items[2].tensor.data)) == 4096 + 6
+assert list(items[2].tensor.stride[0:2]) == [1, 3]
+batch.ready = True
+assert items[2].wait(items[2].wait_arg, 10) == 0
+"""
+
+
+def test_plain_tensors_of_devices_are_described_in_c() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_C], capture_output=True,
+                          text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
