@@ -17,9 +17,10 @@
 /* The shortest run that a device copies well beside itself. */
 #define DIRECT_RUN 64
 /* Polls without sleeping at first: a window takes some hundred microseconds. */
-#define SPINS     2000
-#define SLEEP_MS  1
-#define SETTLE_MS 2000
+#define SPINS    2000
+#define SLEEP_MS 1
+/* A round that failed is to answer soon all the same. */
+#define SETTLE_MS 300
 
 /* Freeing what a copy is still to write would wait for it, so lanes of devices
  * that do not end are left as they are. */
@@ -128,10 +129,9 @@ ferry_status ferry__fetch_drain(const ferry__fetcher *f)
 
 /* The same, without its owner's leave and for a while only. A device that
  * fails has no copy under way. */
-static bool settle(ferry__lane *lane)
+static bool settle(ferry__lane *lane, const ferry__deadline *until)
 {
     const ferry__memory *m = lane->memory;
-    ferry__deadline until = ferry__deadline_in(SETTLE_MS);
     ferry_status status = FERRY_OK;
 
     if (lane->busy)
@@ -141,7 +141,7 @@ static bool settle(ferry__lane *lane)
         if (status == FERRY_OK)
             break;
         if (status == FERRY_EBUSY) {
-            if (ferry__deadline_passed(&until))
+            if (ferry__deadline_passed(until))
                 return false;
             ferry__sleep_ms(SLEEP_MS);
             status = FERRY_OK;
@@ -360,11 +360,12 @@ ferry_status ferry__fetch_copy(ferry__fetcher *f, int64_t first, int64_t count,
 
 void ferry__fetch_rest(ferry__fetcher *f)
 {
+    ferry__deadline until = ferry__deadline_in(SETTLE_MS);
     char line[1024];
 
     snprintf(line, sizeof(line), "%s", ferry_last_error());
     for (int i = 0; i < FERRY__DEVICES_MOST; i++) {
-        if (f->lanes[i] && !settle(f->lanes[i]))
+        if (f->lanes[i] && !settle(f->lanes[i], &until))
             leave_behind(f, i);
     }
     ferry__free(f->staged);

@@ -53,7 +53,7 @@ bool ferry__fetch_copies(const ferry__fetcher *f, const ferry__memory *memory);
 ferry_status ferry__fetch_copy(ferry__fetcher *f, int64_t first, int64_t count,
                                void *out);
 /* Lets go of the tensor and of what was staged; a device that does not come
- * to an end is waited for two seconds and its memory left to it. */
+ * to an end is waited for a third of a second and its memory left to it. */
 void ferry__fetch_rest(ferry__fetcher *f);
 /* Rest, and gives all back. The fetcher is as new. */
 void ferry__fetch_close(ferry__fetcher *f);
