@@ -275,6 +275,14 @@ static ferry_status header_length(const char *path, const unsigned char *bytes,
                           path, size_bytes);
     for (int i = 7; i >= 0; i--)
         length = length << 8 | bytes[i];
+    /* The header is an object of JSON, so this is some other file. */
+    if (size_bytes > 8 && bytes[8] != '{' &&
+        (length > FERRY__SAFETENSORS_HEADER_MAX || length > size_bytes - 8))
+        return ferry_fail(FERRY_EINVAL,
+                          "file %s: is no safetensors file: its first 8 bytes "
+                          "would mean a header of %" PRIu64
+                          " bytes, the file has %zu and no '{' after them",
+                          path, length, size_bytes);
     if (length > FERRY__SAFETENSORS_HEADER_MAX)
         return ferry_fail(FERRY_EINVAL,
                           "file %s: header of %" PRIu64

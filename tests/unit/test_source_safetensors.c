@@ -223,6 +223,21 @@ static void malformed_headers_are_named(void **state)
     }
 }
 
+/* Any other file: the "header" is whatever its first bytes read as. */
+static void what_is_no_safetensors_file_is_said_to_be_none(void **state)
+{
+    const char *path = test_path("read.me");
+    ferry_source source = {0};
+
+    (void)state;
+    write_test_file(path, "# Ferry, a carrier", 18);
+    expect_error(ferry_source_open(path, &source), FERRY_EINVAL,
+                 "is no safetensors file: its first 8 bytes would mean a "
+                 "header of 3204718445501751331 bytes, the file has 18");
+    assert_non_null(strstr(ferry_last_error(), "read.me"));
+    remove(path);
+}
+
 static void malformed_lengths_are_named(void **state)
 {
     const char *path = test_path("short.safetensors");
@@ -240,6 +255,7 @@ static void malformed_lengths_are_named(void **state)
     expect_error(ferry_source_safetensors(path, &source), FERRY_EINVAL,
                  "header");
     head[0] = 9;
+    head[8] = '{';
     write_test_file(path, head, 16);
     expect_error(ferry_source_safetensors(path, &source), FERRY_EINVAL,
                  "header of 9 bytes, the file ends after 8");
@@ -419,6 +435,7 @@ int main(void)
         cmocka_unit_test(b6_unaligned_data),
         cmocka_unit_test(b6_no_tensors_at_all),
         cmocka_unit_test(malformed_headers_are_named),
+        cmocka_unit_test(what_is_no_safetensors_file_is_said_to_be_none),
         cmocka_unit_test(malformed_lengths_are_named),
         cmocka_unit_test(b6_sharded_index_files_in_name_order),
         cmocka_unit_test(b6_names_beyond_the_map_are_left_out),
