@@ -110,9 +110,10 @@ static ferry_status call_peer(meeting *m, int32_t to,
 {
     const ferry__comm_tcp_member *member = &m->o->members[to];
     char where[FERRY__TCP_TEXT_BYTES], what[ADDRESS_BYTES];
+    char waits[ADDRESS_BYTES + 16];
     int64_t left = ferry__deadline_left_ms(until);
     ferry__deadline call = ferry__deadline_in(left < CALL_MS ? left : CALL_MS);
-    asker a = {m->o, what};
+    asker a = {m->o, waits};
     ferry__waiter w = {ask, &a, call, what};
     ferry_status status = FERRY_OK;
     int fds[TCP__CHANNELS];
@@ -120,6 +121,7 @@ static ferry_status call_peer(meeting *m, int32_t to,
 
     snprintf(what, sizeof(what), "rank %d at %.270s", to,
              ferry__tcp_text(where, member->host, member->port));
+    snprintf(waits, sizeof(waits), "waiting for %s", what);
     while (n < TCP__CHANNELS && status >= 0) {
         status = ferry__tcp_connect(member->host, member->port, &w, &fds[n]);
         n += status >= 0;

@@ -27,6 +27,7 @@ struct ferry__store {
     void *check_arg;
     char where[FERRY__TCP_TEXT_BYTES];
     char what[FERRY__TCP_TEXT_BYTES + 16];
+    char waits[FERRY__TCP_TEXT_BYTES + 32]; /* the same, as what is done */
 };
 
 /* ---- one request ---- */
@@ -102,7 +103,7 @@ static ferry_status ask(void *arg)
 {
     const ferry__store *s = arg;
 
-    return s->check(s->check_arg, s->what);
+    return s->check(s->check_arg, s->waits);
 }
 
 static ferry__waiter waiter_of(ferry__store *s, int64_t timeout_ms)
@@ -229,6 +230,7 @@ ferry_status ferry__store_open_checked(const char *host, int32_t port,
     s->check_arg = check_arg;
     ferry__tcp_text(s->where, host, port);
     snprintf(s->what, sizeof(s->what), "store %s", s->where);
+    snprintf(s->waits, sizeof(s->waits), "waiting for %s", s->what);
     w = waiter_of(s, timeout_ms);
     status = served ? ferry__tcp_connect_now(host, port, &w, &s->fd)
                     : ferry__tcp_connect(host, port, &w, &s->fd);
@@ -305,7 +307,7 @@ ferry_status ferry__store_await_joined(ferry__store *s, int32_t world_size,
         if (count >= world_size)
             return FERRY_OK;
         if (s->check)
-            FERRY_TRY(s->check(s->check_arg, s->what));
+            FERRY_TRY(s->check(s->check_arg, s->waits));
         if (ferry__deadline_passed(&until))
             return ferry_fail(
                 FERRY_ETIMEOUT, "%s: %lld of %d joined within %lld ms", s->what,

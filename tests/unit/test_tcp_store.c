@@ -439,6 +439,45 @@ static void master_counts_who_joined(void **state)
     ferry__store_close(&other);
 }
 
+typedef struct owner {
+    bool ends;
+    char what[128];
+} owner;
+
+static ferry_status ask_owner(void *arg, const char *what)
+{
+    owner *o = arg;
+
+    snprintf(o->what, sizeof(o->what), "%s", what);
+    return o->ends ? ferry_fail(FERRY_ECANCELED, "canceled while %s", what)
+                   : FERRY_OK;
+}
+
+/* It is said after "while", as in "canceled while". */
+static void an_owner_is_told_what_is_waited_for(void **state)
+{
+    const char *key = "never";
+    char expected[128];
+
+    (void)state;
+    snprintf(expected, sizeof(expected), "waiting for store 127.0.0.1:%d",
+             port);
+    for (int i = 0; i < 2; i++) {
+        ferry__store *s = NULL;
+        owner o = {0};
+
+        assert_int_equal(ferry__store_open_checked("127.0.0.1", port, false, T,
+                                                   ask_owner, &o, &s),
+                         FERRY_OK);
+        o = (owner){.ends = true};
+        assert_int_equal(i == 0 ? ferry__store_await_joined(s, 2, T)
+                                : ferry__store_wait(s, &key, 1, T),
+                         FERRY_ECANCELED);
+        assert_string_equal(o.what, expected);
+        ferry__store_close(&s);
+    }
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, begin, end)
@@ -457,6 +496,7 @@ int main(void)
         CASE(silent_master_is_bounded),
         CASE(lost_master_fails_every_later_call),
         CASE(master_counts_who_joined),
+        CASE(an_owner_is_told_what_is_waited_for),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
