@@ -147,15 +147,40 @@ static const job *first_failure(const job *jobs, size_t count)
     return canceled;
 }
 
-/* "a, b" of the servers whose call succeeded, or did not. */
-static void list_servers(const call *c, bool succeeded, ferry__str *out)
+typedef enum outcome { DID, DID_NOT, NOT_KNOWN } outcome;
+
+/* A call that was given up, or whose answer never came whole, may have done
+ * at the server what it asks for. */
+static outcome outcome_of(const job *j)
 {
+    switch (j->status) {
+    case FERRY_ECANCELED:
+    case FERRY_ETIMEOUT:
+    case FERRY_ENOPROGRESS:
+    case FERRY_ECONN:
+        return NOT_KNOWN;
+    default:
+        return j->status >= 0 ? DID : DID_NOT;
+    }
+}
+
+/* "; title: a, b" of the servers with that outcome, nothing where none has. */
+static void list_servers(const call *c, outcome which, const char *title,
+                         ferry__str *out)
+{
+    bool any = false;
+
     for (size_t i = 0; i < c->f->count; i++) {
         const char *name = ferry__client_peer(&c->f->clients[i], 0);
 
-        if ((c->jobs[i].status >= 0) != succeeded)
+        if (outcome_of(&c->jobs[i]) != which)
             continue;
-        ferry__str_append(out, out->length > 0 ? ", " : "");
+        if (any)
+            ferry__str_append(out, ", ");
+        else
+            ferry__str_printf(out, "%s%s: ", out->length > 0 ? "; " : "",
+                              title);
+        any = true;
         if (name)
             ferry__str_append(out, name);
         else
@@ -163,24 +188,26 @@ static void list_servers(const call *c, bool succeeded, ferry__str *out)
     }
 }
 
-/* `done` ("committed") is said where it is half true: who did, who did not. */
+/* `done` ("committed") is said where it is half true: who did, who did not,
+ * and of whom it is not known. */
 static ferry_status fail_in_part(const call *c, const job *first,
                                  const char *done)
 {
-    ferry__str did = {0}, did_not = {0};
+    ferry__str who = {0};
     ferry_status status;
+    bool any;
 
-    list_servers(c, true, &did);
-    list_servers(c, false, &did_not);
-    if (did.length == 0 || did.failed || did_not.failed)
+    list_servers(c, DID, done, &who);
+    any = who.length > 0;
+    list_servers(c, DID_NOT, "not", &who);
+    list_servers(c, NOT_KNOWN, "not known", &who);
+    if (!any || who.failed)
         status = ferry_fail(first->status, "replica %zu: %s", first->index,
                             first->line);
     else
-        status =
-            ferry_fail(first->status, "%s: %s; not: %s: replica %zu: %s", done,
-                       did.data, did_not.data, first->index, first->line);
-    ferry__str_free(&did);
-    ferry__str_free(&did_not);
+        status = ferry_fail(first->status, "%s: replica %zu: %s", who.data,
+                            first->index, first->line);
+    ferry__str_free(&who);
     return status;
 }
 

@@ -207,7 +207,7 @@ def test_j4_a_server_that_vanishes_at_commit_is_named(pair) -> None:
     with Relay(two.url, vanish) as relay:
         done = push(b, one.url, relay.url, version="v2", check=False)
     assert done.returncode in (1, 3)
-    assert f"committed: {one.url}; not: {relay.url}" in done.stderr
+    assert f"committed: {one.url}; not known: {relay.url}" in done.stderr
     serves(one, b, 1, "v2")
 
 

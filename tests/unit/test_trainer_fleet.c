@@ -25,6 +25,7 @@ typedef struct peer {
     atomic_int n_calls;
     char fails_at; /* the call that fails; 0: none */
     bool stuck;    /* in that call until canceled, rather than failing */
+    bool refuses;  /* that call, with an answer */
     bool no_ferry;
     char waits_at; /* the call that takes until goes_on; 0: none */
     atomic_bool in_call, goes_on;
@@ -50,6 +51,8 @@ static ferry_status take(peer *p, char letter)
     while (p->stuck && !atomic_load(&p->canceled) &&
            !ferry__deadline_passed(&d))
         ferry__sleep_ms(1);
+    if (p->refuses)
+        return ferry_fail(FERRY_EORDER, "%s: refuses at %c", p->url, letter);
     return p->stuck ? ferry_fail(FERRY_ECANCELED, "%s: canceled", p->url)
                     : ferry_fail(FERRY_ECONN, "%s: gone at %c", p->url, letter);
 }
@@ -291,13 +294,31 @@ static void j4_a_commit_in_part_says_who_did_and_who_did_not(void **state)
 
     (void)state;
     s.peers[1].fails_at = 'c';
+    s.peers[1].refuses = true;
     open_scene(&s, &peer_ops, "{\"rank\":0}");
-    assert_int_equal(push(&s, "v1"), FERRY_ECONN);
+    assert_int_equal(push(&s, "v1"), FERRY_EORDER);
     assert_string_equal(ferry_last_error(),
                         "committed: http://x, http://z; not: http://y: "
-                        "replica 1: http://y: gone at c");
+                        "replica 1: http://y: refuses at c");
     assert_string_equal(s.peers[0].version, "v1");
     assert_string_equal(s.peers[1].version, "");
+    close_scene(&s);
+}
+
+/* One whose answer never came may have committed. */
+static void j4_a_commit_says_of_whom_it_is_not_known(void **state)
+{
+    scene s = {0};
+
+    (void)state;
+    s.peers[1].fails_at = 'c';
+    s.peers[1].refuses = true;
+    s.peers[2].fails_at = 'c';
+    open_scene(&s, &peer_ops, "{\"rank\":0}");
+    assert_int_equal(push(&s, "v1"), FERRY_EORDER);
+    assert_string_equal(ferry_last_error(),
+                        "committed: http://x; not: http://y; not known: "
+                        "http://z: replica 1: http://y: refuses at c");
     close_scene(&s);
 }
 
@@ -314,8 +335,9 @@ static void j1_a_commit_that_hangs_says_who_did(void **state)
     assert_int_equal(push(&s, "v1"), FERRY_ENOPROGRESS);
     assert_true(ferry__now_ns() - from_ns < INT64_C(3000000000));
     assert_non_null(strstr(ferry_last_error(), "commit_weight_update"));
-    assert_non_null(strstr(ferry_last_error(),
-                           "committed: http://x, http://y; not: http://z"));
+    assert_non_null(
+        strstr(ferry_last_error(),
+               "committed: http://x, http://y; not known: http://z"));
     close_scene(&s);
 }
 
@@ -455,6 +477,7 @@ int main(void)
         cmocka_unit_test(j4_all_prepare_before_any_commits),
         cmocka_unit_test(j4_one_that_cannot_prepare_keeps_all_from_committing),
         cmocka_unit_test(j4_a_commit_in_part_says_who_did_and_who_did_not),
+        cmocka_unit_test(j4_a_commit_says_of_whom_it_is_not_known),
         cmocka_unit_test(j1_a_commit_that_hangs_says_who_did),
         cmocka_unit_test(j4_a_cancel_does_not_cut_a_commit_in_two),
         cmocka_unit_test(j4_a_cancel_before_the_commit_keeps_all_from_it),
