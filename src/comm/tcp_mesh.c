@@ -6,7 +6,7 @@
  * Invariant: strangers are bounded in number and time. */
 #include "comm/tcp_private.h"
 
-#include "base/log.h"
+#include "base/log_limit.h"
 #include "comm/tcp_address.h"
 
 #include <errno.h>
@@ -37,6 +37,7 @@ typedef struct meeting {
     const ferry__comm_tcp_options *o;
     size_t missing, n_pending;
     pending pending[PENDING_MAX];
+    ferry__log_limit refused;
 } meeting;
 
 /* A wait of the meeting: asks the owner of the group. */
@@ -141,15 +142,16 @@ static ferry_status call_peer(meeting *m, int32_t to,
 
 /* ---- the higher ranks ---- */
 
-static void refuse(const meeting *m, pending *p)
+static void refuse(meeting *m, pending *p)
 {
     tcp__proof_message no;
     const char *text = ferry_last_error();
 
     ferry__tcp_proof_refuse(no, text);
     (void)!send(p->fd, no, sizeof(no), MSG_DONTWAIT | MSG_NOSIGNAL);
-    ferry__log(FERRY_LOG_WARN, "rank %d: a connection is refused: %s",
-               m->o->rank, text);
+    ferry__log_limited(&m->refused, FERRY_LOG_WARN,
+                       "rank %d: a connection is refused: %s", m->o->rank,
+                       text);
 }
 
 /* The few first bytes on a fresh connection fit its buffer. */
@@ -301,6 +303,8 @@ static ferry_status await_higher(meeting *m, int listener,
         for (size_t i = m->n_pending; i-- > 0;)
             read_pending(m, i);
         take_pending(m, listener);
+        ferry__log_limit_flush(&m->refused, FERRY_LOG_WARN,
+                               "a connection is refused", false);
     }
     return FERRY_OK;
 }
@@ -321,5 +325,7 @@ ferry_status ferry__tcp_meet(tcp__comm *c,
         status = await_higher(&m, listener, &until);
     while (m.n_pending > 0)
         forget(&m, 0, true);
+    ferry__log_limit_flush(&m.refused, FERRY_LOG_WARN,
+                           "a connection is refused", true);
     return status;
 }

@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/log_limit.h"
 #include "base/thread.h"
 #include "comm/tcp_address.h"
 #include "comm/tcp_store_wire.h"
@@ -56,6 +57,7 @@ struct tcp__pull_server {
     uint64_t last_id;
     client clients[CLIENTS_MAX];
     size_t n_clients;
+    ferry__log_limit refused;
 };
 
 /* ---- what is exposed ---- */
@@ -111,33 +113,40 @@ static bool say(const tcp__pull_server *s, const client *k, uint32_t step)
                (ssize_t)sizeof(mine);
 }
 
-static bool refuse(const client *k)
+static void tell(tcp__pull_server *s, const char *why)
+{
+    ferry__log_limited(&s->refused, FERRY_LOG_WARN,
+                       "expose: a connection is refused: %s", why);
+}
+
+static bool refuse(tcp__pull_server *s, const client *k)
 {
     tcp__proof_message no;
 
     ferry__tcp_proof_refuse(no, ferry_last_error());
     (void)!send(k->fd, no, sizeof(no), MSG_DONTWAIT | MSG_NOSIGNAL);
+    tell(s, ferry_last_error());
     return false;
 }
 
-static bool take_message(const tcp__pull_server *s, client *k)
+static bool take_message(tcp__pull_server *s, client *k)
 {
     k->came = 0;
     if (k->step == TCP__HELLO) {
         if (ferry__tcp_proof_answer(&k->proof, &s->identity, k->message) < 0)
-            return refuse(k);
+            return refuse(s, k);
         k->step = TCP__PROOF;
         return k->proof.channel == TCP__PULLS && say(s, k, TCP__CHALLENGE);
     }
     if (ferry__tcp_proof_read(&k->proof, &s->identity, TCP__PROOF, k->message) <
         0)
-        return refuse(k);
+        return refuse(s, k);
     k->step = 0;
     return say(s, k, TCP__WELCOME);
 }
 
 /* False: the connection is to be closed. */
-static bool read_message(const tcp__pull_server *s, client *k)
+static bool read_message(tcp__pull_server *s, client *k)
 {
     ssize_t n;
 
@@ -148,8 +157,10 @@ static bool read_message(const tcp__pull_server *s, client *k)
     if (n <= 0)
         return n < 0 && (errno == EAGAIN || errno == EINTR);
     k->came += (size_t)n;
-    if (ferry__tcp_proof_is_foreign(k->message, k->came))
+    if (ferry__tcp_proof_is_foreign(k->message, k->came)) {
+        tell(s, "it does not speak the protocol");
         return false;
+    }
     return k->came < sizeof(k->message) || take_message(s, k);
 }
 
@@ -288,6 +299,8 @@ static void *serve(void *arg)
             s->clients[i] = s->clients[--s->n_clients];
         }
         take_clients(s);
+        ferry__log_limit_flush(&s->refused, FERRY_LOG_WARN,
+                               "expose: a connection is refused", false);
     }
 }
 

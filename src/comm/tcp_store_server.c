@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "base/log_limit.h"
 #include "base/thread.h"
 #include "comm/tcp_address.h"
 #include "comm/tcp_store_state.h"
@@ -23,6 +24,8 @@
 /* Reads of one client before the others have their turn. */
 #define TURNS_MAX 16
 #define IDLE_MS   10000
+/* How soon lines that were left out are told of. */
+#define TELL_MS 1000
 
 typedef struct client {
     int fd;
@@ -35,7 +38,8 @@ struct ferry__store_server {
     atomic_bool ends;
     int listener, wake;
     size_t n_clients;
-    bool full; /* was told once */
+    bool full;
+    ferry__log_limit dropped, crowded, refused; /* lines of each kind */
     ferry__store_state state;
     client clients[FERRY__STORE_CLIENTS_MAX];
     struct pollfd polls[FERRY__STORE_CLIENTS_MAX + 2];
@@ -60,7 +64,8 @@ static void take_clients(ferry__store_server *s)
         if (status == FERRY_DONE)
             return;
         if (status < 0) {
-            ferry__log(FERRY_LOG_WARN, "store: %s", ferry_last_error());
+            ferry__log_limited(&s->refused, FERRY_LOG_WARN, "store: %s",
+                               ferry_last_error());
             ferry__sleep_ms(10); /* out of descriptors: no spinning on it */
             return;
         }
@@ -86,8 +91,9 @@ static bool read_client(ferry__store_server *s, client *c)
         if (n == 0)
             return false;
         if (ferry__store_feed(&s->state, c->peer, s->bytes, (size_t)n) < 0) {
-            ferry__log(FERRY_LOG_WARN, "store: a client is dropped: %s",
-                       ferry_last_error());
+            ferry__log_limited(&s->dropped, FERRY_LOG_WARN,
+                               "store: a client is dropped: %s",
+                               ferry_last_error());
             return false;
         }
         if ((size_t)n < READ_BYTES)
@@ -111,14 +117,28 @@ static bool write_client(ferry__store_server *s, client *c)
     return true;
 }
 
+/* True while there is more to tell. */
+static bool tell_left_out(ferry__store_server *s, bool last)
+{
+    bool more = false;
+
+    more |= ferry__log_limit_flush(&s->dropped, FERRY_LOG_WARN,
+                                   "store: a client is dropped", last);
+    more |= ferry__log_limit_flush(&s->crowded, FERRY_LOG_WARN,
+                                   "store: full, more must wait", last);
+    more |= ferry__log_limit_flush(&s->refused, FERRY_LOG_WARN,
+                                   "store: a client was not taken", last);
+    return more;
+}
+
 static int fill_polls(ferry__store_server *s)
 {
-    int timeout = IDLE_MS;
+    int timeout = tell_left_out(s, false) ? TELL_MS : IDLE_MS;
     bool room = s->n_clients < FERRY__STORE_CLIENTS_MAX;
 
     if (!room && !s->full)
-        ferry__log(FERRY_LOG_WARN, "store: %zu clients, more must wait",
-                   s->n_clients);
+        ferry__log_limited(&s->crowded, FERRY_LOG_WARN,
+                           "store: %zu clients, more must wait", s->n_clients);
     s->full = !room;
     s->polls[0] = (struct pollfd){s->wake, POLLIN, 0};
     s->polls[1] = (struct pollfd){room ? s->listener : -1, POLLIN, 0};
@@ -169,6 +189,7 @@ static void *serve(void *arg)
         if (s->polls[1].revents)
             take_clients(s);
     }
+    tell_left_out(s, true);
     return NULL;
 }
 

@@ -15,6 +15,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -227,6 +228,50 @@ static void strangers_are_refused_and_the_group_still_forms(void **state)
     assert_int_equal(seats[1].status, FERRY_OK);
     for (int i = 0; i < 3; i++)
         close(fds[i]);
+    ferry__comm_close(&seats[0].c);
+    ferry__comm_close(&seats[1].c);
+    drop(&g);
+}
+
+static void count_refusals(ferry_log_level level, const char *line, void *arg)
+{
+    if (level == FERRY_LOG_WARN && strstr(line, "a connection is refused"))
+        atomic_fetch_add((atomic_int *)arg, 1);
+}
+
+/* J3: strangers get a line a second, however many they are. */
+static void the_log_of_strangers_is_bounded(void **state)
+{
+    seat seats[2] = {{.rank = 0}, {.rank = 1}};
+    int64_t from_ns = ferry__now_ns(), seconds;
+    atomic_int n_lines = 0;
+    pthread_t first;
+    comm_group g;
+
+    (void)state;
+    assert_int_equal(make(&g, 2, 0), FERRY_OK);
+    seats[0].group = seats[1].group = &g;
+    ferry_log_set(count_refusals, &n_lines);
+    assert_int_equal(ferry__thread_start(&first, "seat", sit, &seats[0]),
+                     FERRY_OK);
+    for (int i = 0; i < 100; i++) {
+        ferry__waiter w = {NULL, NULL, ferry__deadline_in(T), "stranger"};
+        unsigned char no[104];
+        int fd;
+
+        assert_int_equal(ferry__tcp_connect("127.0.0.1", g.ports[0], &w, &fd),
+                         FERRY_OK);
+        assert_int_equal(ferry__send_all(fd, "GET / HTTP/1.1", 14, &w),
+                         FERRY_OK);
+        assert_int_equal(ferry__recv_all(fd, no, sizeof(no), &w), FERRY_OK);
+        close(fd);
+    }
+    sit(&seats[1]);
+    pthread_join(first, NULL);
+    ferry_log_set(NULL, NULL);
+    seconds = (ferry__now_ns() - from_ns) / 1000000000 + 1;
+    assert_int_equal(seats[0].status, FERRY_OK);
+    assert_in_range(atomic_load(&n_lines), 2, 1 + seconds);
     ferry__comm_close(&seats[0].c);
     ferry__comm_close(&seats[1].c);
     drop(&g);
@@ -536,6 +581,7 @@ static void a_key_alone_pulls_nothing(void **state)
     unsigned char key[FERRY__PULL_KEY], exposed[64], got[64] = {0};
     tcp__proof_message hello, proof;
     unsigned char ask[104] = "FTPL";
+    atomic_int n_lines = 0;
     size_t key_bytes;
     comm_group g;
     int fd;
@@ -553,8 +599,11 @@ static void a_key_alone_pulls_nothing(void **state)
     fd = call_port((int32_t)ferry__read_u32(key + 4));
     memcpy(ask + 8, key + 8, 8);
     ask[24] = sizeof(exposed);
+    ferry_log_set(count_refusals, &n_lines);
     send_message(fd, ask);
     assert_false(take_message(fd, hello));
+    ferry_log_set(NULL, NULL);
+    assert_int_equal(atomic_load(&n_lines), 1);
     close(fd);
     fd = call_port((int32_t)ferry__read_u32(key + 4));
     assert_false(shake_by_hand(fd, &guess, 3, hello, proof));
@@ -869,6 +918,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(trees_reach_all_and_enter_each_host_once),
         cmocka_unit_test(strangers_are_refused_and_the_group_still_forms),
+        cmocka_unit_test(the_log_of_strangers_is_bounded),
         cmocka_unit_test(wrong_peers_are_told_why),
         cmocka_unit_test(replayed_transcript_is_refused),
         cmocka_unit_test(impostors_are_not_believed),

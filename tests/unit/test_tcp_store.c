@@ -10,6 +10,7 @@
 #include "comm/tcp_store_state.h"
 #include "comm/tcp_store_wire.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -138,6 +139,57 @@ static void bad_clients_are_dropped_alone(void **state)
         assert_int_equal(n, (int64_t)i + 1);
     }
     ferry__store_close(&s);
+}
+
+typedef struct lines {
+    pthread_mutex_t lock;
+    size_t n;
+    char first[256];
+    uint64_t told; /* how many were dropped, by all lines together */
+} lines;
+
+static void see_drops(ferry_log_level level, const char *line, void *arg)
+{
+    lines *l = arg;
+    const char *more = strstr(line, "(and "), *only = strstr(line, "dropped: ");
+
+    if (level != FERRY_LOG_WARN || !strstr(line, "a client is dropped"))
+        return;
+    pthread_mutex_lock(&l->lock);
+    if (l->n++ == 0)
+        snprintf(l->first, sizeof(l->first), "%s", line);
+    if (more)
+        l->told += 1 + strtoull(more + 5, NULL, 10);
+    else
+        l->told += strstr(line, " more") ? strtoull(only + 9, NULL, 10) : 1;
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* J3: nor can they fill its log: a line a second, and none is forgotten. */
+static void the_log_of_bad_clients_is_bounded(void **state)
+{
+    const size_t n = 200;
+    lines l = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    int64_t from_ns = ferry__now_ns(), seconds;
+
+    (void)state;
+    ferry_log_set(see_drops, &l);
+    for (size_t i = 0; i < n; i++) {
+        ferry__waiter w = {NULL, NULL, ferry__deadline_in(T), "raw"};
+        unsigned char byte;
+        int fd = raw();
+
+        assert_int_equal(ferry__send_all(fd, "GET / HTTP/1.1", 14, &w),
+                         FERRY_OK);
+        assert_int_equal(ferry__recv_all(fd, &byte, 1, &w), FERRY_ECONN);
+        close(fd);
+    }
+    ferry__store_server_close(&server); /* which tells the rest */
+    ferry_log_set(NULL, NULL);
+    seconds = (ferry__now_ns() - from_ns) / 1000000000 + 1;
+    assert_non_null(strstr(l.first, "dropped: "));
+    assert_in_range(l.n, 2, 1 + seconds);
+    assert_int_equal(l.told, n);
 }
 
 /* J3: clients that only wait cannot fill the server's memory either. */
@@ -484,6 +536,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(golden_bytes_as_torch_sends_them),
         CASE(bad_clients_are_dropped_alone),
+        CASE(the_log_of_bad_clients_is_bounded),
         CASE(keys_that_are_waited_for_are_bounded),
         CASE(every_call_round_trips),
         CASE(large_values_pass_and_larger_are_refused),
