@@ -56,11 +56,47 @@ static void append_names(ferry__str *list, const json_t *names, size_t i)
         append_name(list, json_string_value(json_array_get(names, k)), i);
 }
 
+static const char *name_of(const ferry_client *client, size_t k)
+{
+    const char *name = ferry__client_peer(client, k);
+
+    return name ? name : "a server of unknown name";
+}
+
+/* Two names of one server would be two trainers to it, or two groups of
+ * ranks. `seen` has the name of each instance; a member that is a fan-out has
+ * several, in the order of its peers. */
+static ferry_status check_apart(json_t *seen, const json_t *status,
+                                const ferry_client *client, size_t *k)
+{
+    const char *id = json_string_value(json_object_get(status, "instance"));
+    const json_t *all = json_object_get(status, "replicas");
+    const json_t *before = id ? json_object_get(seen, id) : NULL;
+    const char *name;
+
+    if (!id) {
+        *k += json_is_null(status); /* one that is no Ferry has a name too */
+        for (size_t n = 0; n < json_array_size(all); n++)
+            FERRY_TRY(check_apart(seen, json_array_get(all, n), client, k));
+        return FERRY_OK;
+    }
+    name = name_of(client, (*k)++);
+    if (before)
+        return ferry_fail(FERRY_EINVAL,
+                          "%s and %s are the same server (instance %s)",
+                          json_string_value(before), name, id);
+    if (json_object_set_new(seen, id, json_string(name)) != 0)
+        return ferry_fail(FERRY_ENOMEM, "status: out of memory");
+    return FERRY_OK;
+}
+
 /* A member may be a fan-out itself, with both kinds behind it. */
 static ferry_status sort_member(const ferry_client *client,
-                                const member_status *m, size_t i,
+                                const member_status *m, size_t i, json_t *seen,
                                 ferry__str *ferry, ferry__str *other)
 {
+    size_t k = 0;
+    ferry_status status;
     json_t *value = NULL;
 
     if (!m->text) {
@@ -74,8 +110,9 @@ static ferry_status sort_member(const ferry_client *client,
     } else {
         append_name(ferry, ferry__client_peer(client, 0), i);
     }
+    status = check_apart(seen, value, client, &k);
     json_decref(value);
-    return FERRY_OK;
+    return status;
 }
 
 static ferry_status write_status(const ferry__fanout *f,
@@ -83,12 +120,14 @@ static ferry_status write_status(const ferry__fanout *f,
 {
     ferry__str ferry = {0}, other = {0};
     ferry_status status = FERRY_OK;
+    json_t *seen = json_object();
 
     ferry__str_append(all, "{\"replicas\":[");
     for (size_t i = 0; status == FERRY_OK && i < f->count; i++) {
         ferry__str_append(all, i ? "," : "");
         ferry__str_append(all, members[i].text ? members[i].text : "null");
-        status = sort_member(&f->clients[i], &members[i], i, &ferry, &other);
+        status =
+            sort_member(&f->clients[i], &members[i], i, seen, &ferry, &other);
     }
     ferry__str_append(all, "]");
     if (status == FERRY_OK && ferry.length == 0)
@@ -99,6 +138,7 @@ static ferry_status write_status(const ferry__fanout *f,
     ferry__str_append(all, "}");
     if (status == FERRY_OK && (all->failed || ferry.failed || other.failed))
         status = ferry_fail(FERRY_ENOMEM, "status: out of memory");
+    json_decref(seen);
     ferry__str_free(&ferry);
     ferry__str_free(&other);
     return status;

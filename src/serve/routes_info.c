@@ -137,6 +137,7 @@ static void handle_status(ferry__exchange *x)
         (json_int_t)s->rounds_finished, "rounds_failed",
         (json_int_t)s->rounds_failed, "last_round_ms", s->last_round_ms,
         "last_stop_ms", s->last_stop_ms, "replicas", replicas);
+    json_object_set_new(out, "instance", json_string(s->instance));
     json_object_set_new(out, "paused", json_string(pauses[s->paused]));
     pthread_mutex_unlock(&s->lock);
     ferry__page_status(x, out);

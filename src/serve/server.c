@@ -99,6 +99,7 @@ static ferry_status server_init(ferry__server *s)
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->spawner_lock, NULL);
     ferry__metrics_init(&s->metrics);
+    FERRY_TRY(ferry__random_hex(s->instance, 16));
     FERRY_TRY(ferry__history_init(&s->history, s->options->tp_size,
                                   s->options->dp_size));
     s->version = ferry__strdup("default");

@@ -59,6 +59,7 @@ typedef struct ferry__server {
     ferry__metrics metrics;
     ferry__history history;
     int32_t port;
+    char instance[33]; /* random: which server this is, whatever its name */
     ferry__http_guard guard;
     char *tls_cert, *tls_key; /* PEM texts; NULL: plain HTTP */
 

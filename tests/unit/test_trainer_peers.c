@@ -23,9 +23,10 @@ typedef struct peer {
     char url[32];
     int32_t workers;
     bool no_ferry;
-    ferry_status fails; /* what status and world_size fail with */
-    bool stuck;         /* in world_size until canceled */
-    size_t padding;     /* of its status, in bytes */
+    ferry_status fails;   /* what status and world_size fail with */
+    bool stuck;           /* in world_size until canceled */
+    size_t padding;       /* of its status, in bytes */
+    const char *instance; /* which its status says; NULL: it says none */
     atomic_bool canceled;
     char info[160]; /* the init info that came */
 } peer;
@@ -63,7 +64,11 @@ static ferry_status peer_status(void *self, char *buffer, size_t size_bytes)
         return ferry_fail(p->fails, "%s: gone", p->url);
     if (p->no_ferry)
         return ferry_fail(FERRY_EROUTE, "%s: no /ferry/status", p->url);
-    snprintf(buffer, size_bytes, "{\"pad\":\"%0*d\"}", (int)p->padding, 0);
+    if (p->instance)
+        snprintf(buffer, size_bytes, "{\"instance\":\"%s\",\"replicas\":[{}]}",
+                 p->instance);
+    else
+        snprintf(buffer, size_bytes, "{\"pad\":\"%0*d\"}", (int)p->padding, 0);
     return FERRY_OK;
 }
 
@@ -299,6 +304,32 @@ static void c7_fan_outs_inside_of_one_are_looked_into(void **state)
     assert_int_equal(heard.workers, 5 + 6);
 }
 
+/* O-18: one server under two names would be met twice. */
+static void o18_one_server_under_two_names_is_refused(void **state)
+{
+    peer peers[N] = {0}, more = {.url = "http://w", .workers = 1};
+    ferry_client clients[2], c;
+
+    (void)state;
+    name_peers(peers);
+    for (int i = 0; i < N; i++)
+        peers[i].instance = i == 1 ? "b1" : "a0";
+    c = fan_out(peers, &peer_ops);
+    ask(&c, "{\"rank\":0}");
+    assert_int_equal(heard.ferry_status, FERRY_EINVAL);
+    assert_string_equal(heard.ferry_line, "http://x and http://z are the same "
+                                          "server (instance a0)");
+    peers[0].no_ferry = true;
+    more.instance = "a0";
+    clients[0] = fan_out(peers, &peer_ops);
+    clients[1] = (ferry_client){&peer_ops, &more};
+    assert_int_equal(ferry_client_fanout(clients, 2, &c), FERRY_OK);
+    ask(&c, "{\"rank\":0}");
+    assert_int_equal(heard.ferry_status, FERRY_EINVAL);
+    assert_string_equal(heard.ferry_line, "http://z and http://w are the same "
+                                          "server (instance a0)");
+}
+
 static void c7_a_client_without_status_is_not_ferry(void **state)
 {
     peer p = {.url = "http://x"};
@@ -468,6 +499,7 @@ int main(void)
         cmocka_unit_test(c7_no_peer_is_ferry),
         cmocka_unit_test(c7_some_peers_that_are_ferry_are_a_mismatch_by_name),
         cmocka_unit_test(c7_fan_outs_inside_of_one_are_looked_into),
+        cmocka_unit_test(o18_one_server_under_two_names_is_refused),
         cmocka_unit_test(c7_a_client_without_status_is_not_ferry),
         cmocka_unit_test(c7_a_peer_that_cannot_be_asked_is_no_guess),
         cmocka_unit_test(a_long_status_is_read_whole),
