@@ -42,6 +42,7 @@ ferry_status ferry__replica_init(ferry__replica *r, ferry__server *server,
     pthread_mutex_init(&r->step_io, NULL);
     pthread_mutex_init(&r->step_turn, NULL);
     FERRY_TRY(ferry__cond_init(&r->cond));
+    FERRY_TRY(ferry__asker_init(&r->asker));
     snprintf(r->reason, sizeof r->reason, "replica %d is starting", index);
     r->active = ferry__alloc_array((size_t)server->options->max_seqs,
                                    sizeof *r->active);
@@ -59,6 +60,7 @@ void ferry__replica_destroy(ferry__replica *r)
         pthread_mutex_unlock(&r->lock);
         pthread_join(r->thread, NULL);
     }
+    ferry__asker_destroy(&r->asker);
     close_ends(&r->ranks);
     ferry__free(r->active);
     pthread_cond_destroy(&r->cond);
@@ -225,20 +227,20 @@ void ferry__replica_gate_open(ferry__replica *r)
 
 /* A scheduler that takes the sockets again as soon as it let go of them would
  * keep everybody else waiting; so the next one is settled beforehand. */
-static void io_lock(ferry__replica *r)
+void ferry__replica_io_lock(ferry__replica *r)
 {
     pthread_mutex_lock(&r->step_turn);
     pthread_mutex_lock(&r->step_io);
     pthread_mutex_unlock(&r->step_turn);
 }
 
-static ferry_status exchange_one(ferry__replica *r, int32_t rank,
-                                 const ferry__waiter *w, void **body,
-                                 size_t *size)
+ferry_status ferry__replica_receive(ferry__replica *r, int32_t rank,
+                                    const ferry__waiter *w, void **out_body,
+                                    size_t *out_size)
 {
     ferry_status status = FERRY_OK;
-    ferry_status st =
-        ferry__rank_receive(r->ranks.step_fds[rank], w, &status, body, size);
+    ferry_status st = ferry__rank_receive(r->ranks.step_fds[rank], w, &status,
+                                          out_body, out_size);
 
     if (st < 0) {
         ferry__fail_prefix(st, "replica %d rank %d (pid %d)", r->index, rank,
@@ -260,7 +262,7 @@ ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
     ferry_status first = FERRY_OK;
     char line[1024] = "";
 
-    io_lock(r);
+    ferry__replica_io_lock(r);
     for (int32_t i = 0; i < tp && first == FERRY_OK; i++)
         first = ferry__rank_send(r->ranks.step_fds[i], (ferry__rank_kind)kind,
                                  body, size_bytes, &w);
@@ -270,8 +272,8 @@ ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
     }
     for (int32_t i = 0; i < tp && first != FERRY_ECONN; i++) {
         size_t size = 0;
-        ferry_status st = exchange_one(r, i, &w, bodies ? &bodies[i] : NULL,
-                                       sizes ? &sizes[i] : &size);
+        ferry_status st = ferry__replica_receive(
+            r, i, &w, bodies ? &bodies[i] : NULL, sizes ? &sizes[i] : &size);
 
         if (st < 0 && (first == FERRY_OK || st == FERRY_ECONN)) {
             first = st;
@@ -327,6 +329,8 @@ static void take(ferry__replica *r, json_t **statuses)
     bool serving = ranks_serve(r, statuses, reason, sizeof reason);
 
     for (int32_t i = 0; i < tp; i++)
+        ferry__replica_status_said(r, i, statuses[i]);
+    for (int32_t i = 0; i < tp; i++)
         ferry__history_rank(&r->server->history, r->index * tp + i,
                             statuses[i]);
     set_serving(r, serving, reason);
@@ -339,14 +343,14 @@ ferry_status ferry__replica_ask(ferry__replica *r, int32_t rank, int32_t kind,
     ferry__waiter w = {NULL, NULL, ferry__deadline_in(ASK_MS), "rank answer"};
     ferry_status st;
 
-    io_lock(r);
+    ferry__replica_io_lock(r);
     st = ferry__rank_send(r->ranks.step_fds[rank], (ferry__rank_kind)kind, body,
                           size_bytes, &w);
     if (st < 0) {
         ferry__fail_prefix(st, "replica %d rank %d", r->index, rank);
         st = FERRY_ECONN;
     } else {
-        st = exchange_one(r, rank, &w, out_body, out_size);
+        st = ferry__replica_receive(r, rank, &w, out_body, out_size);
     }
     pthread_mutex_unlock(&r->step_io);
     if (st == FERRY_ECONN)

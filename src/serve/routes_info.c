@@ -58,25 +58,16 @@ static void handle_version(ferry__exchange *x)
                                    "server", "ferry"));
 }
 
-/* The ranks' own words, as an array; null for ranks that cannot be asked. */
-static json_t *rank_statuses(ferry__replica *r, bool up)
+/* A status is answered by then, whatever the ranks do. */
+#define STATUS_MS 2000
+
+/* Null for each rank, where none can be asked. */
+static json_t *no_ranks(const ferry__replica *r)
 {
-    void *bodies[FERRY__TP_MAX] = {0};
-    size_t sizes[FERRY__TP_MAX] = {0};
     json_t *array = json_array();
 
-    if (up)
-        (void)ferry__replica_exchange(r, FERRY__RANK_STATUS, NULL, 0, 30000,
-                                      bodies, sizes);
-    for (int32_t i = 0; i < r->server->options->tp_size; i++) {
-        json_t *o =
-            bodies[i] == NULL ? NULL : json_loadb(bodies[i], sizes[i], 0, NULL);
-
-        if (o != NULL)
-            json_object_set_new(o, "pid", json_integer(r->ranks.pids[i]));
-        json_array_append_new(array, o == NULL ? json_null() : o);
-        ferry__free(bodies[i]);
-    }
+    for (int32_t i = 0; i < r->server->options->tp_size; i++)
+        json_array_append_new(array, json_null());
     return array;
 }
 
@@ -96,7 +87,8 @@ static json_t *oldest_cache(const ferry__replica *r)
     return oldest == NULL ? json_null() : json_string(oldest->cache_version);
 }
 
-static json_t *replica_status(ferry__replica *r)
+static json_t *replica_status(ferry__replica *r, uint64_t question,
+                              const ferry__deadline *until)
 {
     json_t *o;
     bool up;
@@ -110,7 +102,9 @@ static json_t *replica_status(ferry__replica *r)
                   (json_int_t)r->n_restarts);
     json_object_set_new(o, "oldest_cache_version", oldest_cache(r));
     pthread_mutex_unlock(&r->lock);
-    json_object_set_new(o, "ranks", rank_statuses(r, up));
+    json_object_set_new(o, "ranks",
+                        up ? ferry__replica_status_take(r, question, until)
+                           : no_ranks(r));
     return o;
 }
 
@@ -119,10 +113,17 @@ static void handle_status(ferry__exchange *x)
     static const char *const pauses[] = {"none", "abort", "wait", "keep"};
     ferry__server *s = x->server;
     const ferry__serve_options *o = s->options;
+    ferry__deadline until = ferry__deadline_in(STATUS_MS);
     json_t *out, *replicas = json_array();
+    uint64_t *questions =
+        ferry__alloc_array((size_t)o->dp_size, sizeof *questions);
 
-    for (int32_t i = 0; i < o->dp_size; i++)
-        json_array_append_new(replicas, replica_status(&s->replicas[i]));
+    for (int32_t i = 0; questions != NULL && i < o->dp_size; i++)
+        questions[i] = ferry__replica_status_ask(&s->replicas[i]);
+    for (int32_t i = 0; questions != NULL && i < o->dp_size; i++)
+        json_array_append_new(
+            replicas, replica_status(&s->replicas[i], questions[i], &until));
+    ferry__free(questions);
     pthread_mutex_lock(&s->lock);
     out = json_pack(
         "{s:s,s:s,s:s,s:s,s:{s:i,s:i},s:s,s:s,s:s?,s:s,s:s?,s:s?,s:I,s:I,"

@@ -87,6 +87,7 @@ static ferry_status start_replicas(ferry__server *s)
         FERRY_TRY(ferry__thread_start(&r->thread, "ferry-sched",
                                       ferry__scheduler_run, r));
         r->thread_started = true;
+        FERRY_TRY(ferry__asker_start(r));
     }
     return FERRY_OK;
 }

@@ -2,7 +2,8 @@
 /* The API process: its replicas, their gates, and the weight version.
  * Locks, in the order they may be taken: server.control (one weight call at
  * a time) > server.ending > server.calls >
- * replica.lock > replica.step_io > server.lock > history.lock.
+ * replica.lock > replica.step_io > server.lock > history.lock, and below all
+ * of them asker.lock.
  * Invariant: while a gate is closed no step runs on that replica. */
 #ifndef FERRY_SERVE_SERVER_H
 #define FERRY_SERVE_SERVER_H
@@ -22,12 +23,28 @@ typedef enum ferry__pause {
 
 struct ferry__server;
 
+/* Asks the ranks of a replica how they are, on a thread of its own, so that
+ * who wants to know need not wait for one that does not answer. Its lock is a
+ * leaf. */
+typedef struct ferry__asker {
+    pthread_t thread;
+    bool thread_started;
+    pthread_mutex_t lock; /* all below */
+    pthread_cond_t cond;
+    bool stop;
+    uint64_t asked;                /* questions, by number */
+    uint64_t done;                 /* up to here no answer comes any more */
+    json_t *said[FERRY__TP_MAX];   /* a rank's last words; NULL: none */
+    uint64_t heard[FERRY__TP_MAX]; /* which were to this question */
+} ferry__asker;
+
 typedef struct ferry__replica {
     struct ferry__server *server;
     int32_t index;
     ferry__rank_ends ranks;
     pthread_t thread;
     bool thread_started;
+    ferry__asker asker;
 
     pthread_mutex_t step_io;   /* one exchange on the step sockets at a time */
     pthread_mutex_t step_turn; /* who holds it is the next to get step_io */
@@ -121,6 +138,30 @@ ferry_status ferry__replica_exchange(ferry__replica *r, int32_t kind,
 ferry_status ferry__replica_ask(ferry__replica *r, int32_t rank, int32_t kind,
                                 const void *body, size_t size_bytes,
                                 void **out_body, size_t *out_size);
+
+/* Takes step_io in its turn; to be unlocked. */
+void ferry__replica_io_lock(ferry__replica *r);
+/* A rank's answer on its step socket, under step_io. FERRY_ECONN: it is lost,
+ * which the caller tells the replica when step_io is free. */
+ferry_status ferry__replica_receive(ferry__replica *r, int32_t rank,
+                                    const ferry__waiter *w, void **out_body,
+                                    size_t *out_size);
+
+/* ---- replica_status.c: how the ranks are ---- */
+ferry_status ferry__asker_init(ferry__asker *a);
+ferry_status ferry__asker_start(ferry__replica *r);
+void ferry__asker_destroy(ferry__asker *a);
+/* A new question to all ranks; returns its number at once. */
+uint64_t ferry__replica_status_ask(ferry__replica *r);
+/* What they answer until then, an object for each rank: its status, "pid" and
+ * "answered". Of one that has not answered that is what it said last, of one
+ * that never said anything null. A rank that does not answer for 30 s is
+ * lost, whoever still waits. */
+json_t *ferry__replica_status_take(ferry__replica *r, uint64_t question,
+                                   const ferry__deadline *until);
+/* What a rank has said of itself elsewhere. */
+void ferry__replica_status_said(ferry__replica *r, int32_t rank,
+                                const json_t *status);
 
 /* ---- scheduler.c: generation ---- */
 /* The replica's thread: runs steps, restarts the ranks when lost. */

@@ -6,6 +6,7 @@ do (H2). No weights travel here."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -418,6 +419,46 @@ def test_weight_checker_compare_and_reset(model: Path, tmp_path: Path) -> None:
                            {"action": "compare", "baseline": base}).json
         assert compare["match"] is False
         assert compare["mismatches"] == sorted(base)
+
+
+# ---- Ferry's own status ----
+
+
+def ranks_of(server: Server) -> list[dict]:
+    return [rank for replica in server.status()["replicas"]
+            for rank in replica["ranks"]]
+
+
+def wait_answers(server: Server, want: list[bool]) -> list[dict]:
+    """The ranks when just these answer: a busy machine may take longer."""
+    for _ in range(10):
+        ranks = ranks_of(server)
+        if [rank["answered"] for rank in ranks] == want:
+            return ranks
+    raise AssertionError(f"never {want}: {ranks}")
+
+
+def test_c7_a_stopped_rank_does_not_hold_a_status_up(server: Server) -> None:
+    """Not for the 30 s after which it is taken for lost; what it said last
+    stands for it, and the others still answer for themselves."""
+    before = wait_answers(server, [True] * 4)
+    restarts = [r["restarts"] for r in server.status()["replicas"]]
+    pid = before[2]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        from_s = time.monotonic()
+        # The second question finds the first one still open.
+        for _ in range(2):
+            ranks = wait_answers(server, [True, True, False, True])
+            assert {**ranks[2], "answered": True} == before[2]
+        # Before, the first alone took 30 s.
+        assert time.monotonic() - from_s < 25
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_answers(server, [True] * 4)
+    assert [r["restarts"] for r in server.status()["replicas"]] == restarts
+    assert [rank["pid"] for rank in ranks_of(server)] == [
+        rank["pid"] for rank in before]
 
 
 if __name__ == "__main__":
