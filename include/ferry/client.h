@@ -113,14 +113,18 @@ ferry_status ferry_client_http(const char *base_url,
 
 /* Sends each call to all of `clients` in parallel and waits for all; the
  * first failure (by index) is reported with its index, the others are
- * logged. During init and update replicas may wait for bytes that a failed
- * one will never let through: 500 ms after the first failure the others
- * are canceled. Optional calls are offered where all clients have them
- * (cancel and abort always, status where any has it). Its status is
- * {"replicas": [one of each client]}; where some are Ferry and some are not,
- * null stands for those that are not, and the lists "ferry" and "not_ferry"
- * name them; FERRY_EROUTE: none is Ferry. Owns the clients on success and
- * clears the caller's copies. */
+ * logged. Where it only tells of a rank of another client, as a broadcast's
+ * peers do of one that died, that client's own failure is reported, with the
+ * first one behind it; ranks have the name of their server beside them, once
+ * an init info with rank_offset told which they are. During init and update
+ * replicas may wait for bytes that a failed one will never let through: 500 ms
+ * after the first failure the others are canceled. Optional calls are offered
+ * where all clients have them (cancel and abort always, status where any has
+ * it). Its status is {"replicas": [one of each client]}; where some are Ferry
+ * and some are not, null stands for those that are not, and the lists "ferry"
+ * and "not_ferry" name them; FERRY_EROUTE: none is Ferry, FERRY_EINVAL: two of
+ * them are one server (both say the same "instance"). Owns the clients on
+ * success and clears the caller's copies. */
 ferry_status ferry_client_fanout(ferry_client *clients, size_t count,
                                  ferry_client *out_client);
 

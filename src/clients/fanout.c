@@ -244,7 +244,10 @@ ferry_status ferry_client_fanout(ferry_client *clients, size_t count,
     if (!f)
         return FERRY_ENOMEM;
     f->clients = ferry__alloc_array(count, sizeof(*clients));
-    if (!f->clients) {
+    f->ranks = ferry__alloc_array(count, sizeof(*f->ranks));
+    if (!f->clients || !f->ranks) {
+        ferry__free(f->clients);
+        ferry__free(f->ranks);
         ferry__free(f);
         return FERRY_ENOMEM;
     }

@@ -8,6 +8,7 @@
 #include "base/str.h"
 #include "base/thread.h"
 #include "clients/client_ops.h"
+#include "clients/fanout_ranks.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -50,6 +51,7 @@ void ferry__fanout_release(ferry__fanout *f)
     if (atomic_fetch_sub(&f->n_holders, 1) > 1)
         return;
     ferry__free(f->clients);
+    ferry__free(f->ranks);
     ferry__free(f);
 }
 
@@ -188,46 +190,80 @@ static void list_servers(const call *c, outcome which, const char *title,
     }
 }
 
-/* `done` ("committed") is said where it is half true: who did, who did not,
- * and of whom it is not known. */
-static ferry_status fail_in_part(const call *c, const job *first,
-                                 const char *done)
+/* The failure behind one that only tells of a rank of another member, unless
+ * that member does the same; NULL where there is none. */
+static const job *cause_of(const call *c, const job *first)
 {
-    ferry__str who = {0};
-    ferry_status status;
-    bool any;
+    size_t i = ferry__fanout_ranks_blame(c->f, first->line, first->index);
+    const job *cause = i < c->f->count ? &c->jobs[i] : NULL;
 
-    list_servers(c, DID, done, &who);
-    any = who.length > 0;
-    list_servers(c, DID_NOT, "not", &who);
-    list_servers(c, NOT_KNOWN, "not known", &who);
-    if (!any || who.failed)
-        status = ferry_fail(first->status, "replica %zu: %s", first->index,
-                            first->line);
-    else
-        status = ferry_fail(first->status, "%s: replica %zu: %s", who.data,
-                            first->index, first->line);
-    ferry__str_free(&who);
-    return status;
+    return cause && cause->status < 0 && cause->status != FERRY_ECANCELED &&
+                   ferry__fanout_ranks_blame(c->f, cause->line, i) ==
+                       c->f->count
+               ? cause
+               : NULL;
+}
+
+/* "replica 1: line", with the server behind each rank. */
+static void tell(const call *c, const job *j, ferry__str *out)
+{
+    ferry__str_printf(out, "replica %zu: ", j->index);
+    ferry__fanout_ranks_name(c->f, j->line, out);
+}
+
+/* `done` ("committed"), if any, is said where it is half true: who did, who
+ * did not, and of whom it is not known. */
+static void list_outcomes(const call *c, const char *done, ferry__str *out)
+{
+    list_servers(c, DID, done, out);
+    if (out->length == 0)
+        return;
+    list_servers(c, DID_NOT, "not", out);
+    list_servers(c, NOT_KNOWN, "not known", out);
+    ferry__str_append(out, ": ");
+}
+
+static void log_others(const call *c, const job *first, const job *cause)
+{
+    for (size_t i = 0; i < c->f->count; i++) {
+        const job *j = &c->jobs[i];
+        ferry__str line = {0};
+
+        if (j->status >= 0 || j == first || j == cause)
+            continue;
+        ferry__fanout_ranks_name(c->f, j->line, &line);
+        ferry__log(FERRY_LOG_ERROR, "replica %zu: %s: %s", i,
+                   ferry_status_name(j->status),
+                   line.failed || !line.data ? j->line : line.data);
+        ferry__str_free(&line);
+    }
 }
 
 static ferry_status report(const call *c, const char *done)
 {
     const job *first = first_failure(c->jobs, c->f->count);
+    const job *cause = first ? cause_of(c, first) : NULL;
+    ferry__str line = {0};
+    ferry_status status;
 
     if (!first)
         return FERRY_OK;
-    for (size_t i = 0; i < c->f->count; i++) {
-        const job *j = &c->jobs[i];
-
-        if (j->status < 0 && j != first)
-            ferry__log(FERRY_LOG_ERROR, "replica %zu: %s: %s", i,
-                       ferry_status_name(j->status), j->line);
-    }
+    log_others(c, first, cause);
     if (done)
-        return fail_in_part(c, first, done);
-    return ferry_fail(first->status, "replica %zu: %s", first->index,
-                      first->line);
+        list_outcomes(c, done, &line);
+    if (cause) {
+        tell(c, cause, &line);
+        ferry__str_append(&line, "; ");
+    }
+    tell(c, first, &line);
+    status = cause ? cause->status : first->status;
+    if (line.failed)
+        status =
+            ferry_fail(status, "replica %zu: %s", first->index, first->line);
+    else
+        status = ferry_fail(status, "%s", line.data);
+    ferry__str_free(&line);
+    return status;
 }
 
 ferry_status ferry__fanout_call(ferry__fanout *f, ferry__fanout_fn fn,

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One call on its way to all clients of a fan-out, a thread each.
  * Invariant: a call returns only when it returned everywhere; the first
- * failure by index is the answer, every other one is logged (C3). */
+ * failure by index is the answer, every other one is logged (C3). Where it
+ * only tells of a rank of another member, that one's own failure comes first.
+ */
 #ifndef FERRY_CLIENTS_FANOUT_CALL_H
 #define FERRY_CLIENTS_FANOUT_CALL_H
 
@@ -9,9 +11,15 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+/* The ranks of the group that one member holds; count 0: not known. */
+typedef struct ferry__fanout_ranks {
+    atomic_int first, count;
+} ferry__fanout_ranks;
+
 typedef struct ferry__fanout {
     ferry_client_ops ops; /* optional calls that not all have are NULL */
     ferry_client *clients;
+    ferry__fanout_ranks *ranks; /* one a client */
     size_t count;
     atomic_int n_holders; /* the owner, and calls that are under way */
 } ferry__fanout;

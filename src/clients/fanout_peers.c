@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "clients/client_ops.h"
+#include "clients/fanout_ranks.h"
 #include "core/peers.h"
 
 #include <stdio.h>
@@ -235,8 +236,9 @@ static ferry_status one_init_same(const ferry_client *client, void *arg,
     return client->ops->init_weight_transfer_engine(client->self, arg);
 }
 
-/* The text for each member: the same dict, the rank offset raised. */
-static ferry_status write_texts(const ferry__fanout *f, json_t *info,
+/* The text for each member: the same dict, the rank offset raised. From then
+ * on lines that name a rank are understood. */
+static ferry_status write_texts(ferry__fanout *f, json_t *info,
                                 const int32_t *workers, char **texts)
 {
     int64_t offset = json_integer_value(json_object_get(info, "rank_offset"));
@@ -251,6 +253,7 @@ static ferry_status write_texts(const ferry__fanout *f, json_t *info,
         texts[i] = json_dumps(info, JSON_COMPACT);
         if (!texts[i])
             return ferry_fail(FERRY_ENOMEM, "init info: out of memory");
+        ferry__fanout_ranks_set(f, i, (int32_t)offset, workers[i]);
         offset += workers[i];
     }
     return FERRY_OK;

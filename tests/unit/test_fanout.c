@@ -29,6 +29,8 @@ typedef struct own {
     atomic_bool canceled, until_canceled;
     atomic_int calls, closed;
     char last[128];
+    const char *name; /* of its server, where its table has one */
+    int32_t workers;
 } own;
 
 static ferry_status answer(own *o, const char *what)
@@ -158,6 +160,29 @@ static const ferry_client_ops all_calls = {
     .close = own_close,
 };
 
+static const char *own_name(void *self, size_t index)
+{
+    return index == 0 ? ((own *)self)->name : NULL;
+}
+
+static ferry_status own_world_size(void *self, int32_t *out_workers)
+{
+    *out_workers = ((own *)self)->workers;
+    return FERRY_OK;
+}
+
+static const ferry_client_ops ranked = {
+    .size = sizeof(ferry_client_ops),
+    .kind = "ranked",
+    .init_weight_transfer_engine = own_init,
+    .start_weight_update = own_start,
+    .update_weights = own_update,
+    .finish_weight_update = own_finish,
+    .cancel = own_cancel,
+    .peer = own_name,
+    .world_size = own_world_size,
+};
+
 #define N 4
 
 static ferry_client make(own *o, size_t n, const ferry_client_ops *ops)
@@ -281,6 +306,77 @@ static void c3_the_first_failure_by_index_is_the_answer(void **state)
     assert_string_equal(l.text[0], "replica 3: EAUTH: three");
     for (int i = 0; i < N; i++)
         assert_int_equal(o[i].calls, 1); /* it reached all */
+    ferry_client_close(&c);
+}
+
+/* Three servers of two ranks, one, and one, behind the trainer's rank 0. */
+static ferry_client make_ranked(own *o)
+{
+    static const char *const names[] = {"http://a", "http://b", "http://c"};
+    ferry_client c;
+
+    for (int i = 0; i < 3; i++) {
+        o[i].name = names[i];
+        o[i].workers = i == 0 ? 2 : 1;
+    }
+    c = make(o, 3, &ranked);
+    assert_int_equal(
+        c.ops->init_weight_transfer_engine(c.self, "{\"rank_offset\":1}"),
+        FERRY_OK);
+    return c;
+}
+
+static void fails_with(own *o, ferry_status result, const char *line)
+{
+    o->result = result;
+    o->line = line;
+}
+
+/* O-09: what a healthy server says of a dead one's rank names that one, and
+ * comes after its own failure. */
+static void o09_the_server_of_a_rank_is_named(void **state)
+{
+    lines l = {0};
+    own o[N] = {0};
+    ferry_client c = make_ranked(o);
+
+    (void)state;
+    fails_with(&o[0], FERRY_EPEER,
+               "500: replica 0 rank 3: stream: rank 3 died: gone");
+    fails_with(&o[1], FERRY_ECONN, "closed the connection");
+    fails_with(&o[2], FERRY_EPEER,
+               "tp_rank 1: rank 2 failed before: rank 3 died, rank 33");
+    ferry_log_set(see_log, &l);
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_ECONN);
+    ferry_log_set(NULL, NULL);
+    assert_string_equal(ferry_last_error(),
+                        "replica 1: closed the connection; replica 0: 500: "
+                        "replica 0 rank 3: stream: rank 3 (http://b) died: "
+                        "gone");
+    assert_int_equal(l.n, 1);
+    assert_string_equal(l.text[0], "replica 2: EPEER: tp_rank 1: rank 2 "
+                                   "(http://a) failed before: rank 3 "
+                                   "(http://b) died, rank 33");
+    ferry_client_close(&c);
+}
+
+/* C3: it stays the first by index where none has a failure of its own to tell
+ * of: both blame each other, or the blamed one has not failed. */
+static void c3_blame_alone_changes_no_answer(void **state)
+{
+    own o[N] = {0};
+    ferry_client c = make_ranked(o);
+
+    (void)state;
+    fails_with(&o[0], FERRY_EPEER, "rank 3 died");
+    fails_with(&o[1], FERRY_ETIMEOUT, "rank 1 sent nothing more");
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_EPEER);
+    assert_string_equal(ferry_last_error(),
+                        "replica 0: rank 3 (http://b) died");
+    o[1].result = FERRY_OK;
+    assert_int_equal(c.ops->start_weight_update(c.self), FERRY_EPEER);
+    assert_string_equal(ferry_last_error(),
+                        "replica 0: rank 3 (http://b) died");
     ferry_client_close(&c);
 }
 
@@ -451,6 +547,8 @@ int main(void)
         cmocka_unit_test(c3_calls_run_side_by_side),
         cmocka_unit_test(a_call_may_outlive_the_close),
         cmocka_unit_test(c3_the_first_failure_by_index_is_the_answer),
+        cmocka_unit_test(o09_the_server_of_a_rank_is_named),
+        cmocka_unit_test(c3_blame_alone_changes_no_answer),
         cmocka_unit_test(a_failed_update_ends_the_waiting_of_the_others),
         cmocka_unit_test(cancel_reaches_all),
         cmocka_unit_test(optional_calls_reach_all),
