@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,18 +30,8 @@ from safetensors_io import (  # noqa: E402
     read_checkpoint,
     write_checkpoint,
 )
-from vllm_server import (  # noqa: E402
-    NCCL_HOST,
-    VllmServer,
-    end_with_parent,
-    environment,
-    free_port,
-)
-
-# Longer than a block of the prefix cache, so that one which outlived its
-# weights would show, and one that fits in a block.
-PROMPTS = ([1, 2, 3, 4, 5], list(range(3, 203)))
-N_TOKENS = 8
+from vllm_plug import path, plug, site  # noqa: E402, F401
+from vllm_server import NCCL_HOST, VllmServer, tokens  # noqa: E402
 
 
 class Expected(NamedTuple):
@@ -50,10 +39,6 @@ class Expected(NamedTuple):
 
     checksums: dict[str, str]
     tokens: list[list[int]]
-
-
-def tokens(server: VllmServer) -> list[list[int]]:
-    return [server.generate(ids, N_TOKENS) for ids in PROMPTS]
 
 
 @pytest.fixture(scope="session")
@@ -137,65 +122,6 @@ def rig(request: pytest.FixtureRequest, models: dict[str, Path],
                     made.stop()
         finally:
             server.stop()
-
-
-class Trainer:
-    """vLLM's own trainer in a process of its own (vllm_trainer.py)."""
-
-    def __init__(self, folder: Path, url: str, world_size: int,
-                 wire: dict[str, Any], pace_s: float = 0.0,
-                 bound_s: float = 180) -> None:
-        plan = {"url": url, "world_size": world_size, "port": free_port(),
-                "wire": wire, "pace_s": pace_s}
-        folder.mkdir(parents=True, exist_ok=True)
-        self.log_path = folder / "trainer.log"
-        self.log = self.log_path.open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "vllm_trainer.py"), json.dumps(plan)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-            text=True, env=environment(folder), cwd=folder,
-            preexec_fn=end_with_parent,
-        )
-        self.bound = threading.Timer(bound_s, self.process.kill)
-        self.bound.start()
-
-    def begin(self, model: Path) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{model}\n")
-        self.process.stdin.flush()
-
-    def error(self) -> str | None:
-        """What became of the init, then of each round begun."""
-        assert self.process.stdout is not None
-        while text := self.process.stdout.readline():
-            # vLLM's own log lines are passed over.
-            if text.startswith("{"):
-                return json.loads(text)["error"]
-        raise AssertionError(f"trainer ended:\n{self.said()}")
-
-    def send(self, model: Path) -> str | None:
-        self.begin(model)
-        return self.error()
-
-    def said(self) -> str:
-        return self.log_path.read_text(errors="replace")[-4000:]
-
-    def end(self) -> int:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        return self.process.wait(60)
-
-    def __enter__(self) -> "Trainer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(20)
-        self.bound.cancel()
-        for stream in (self.process.stdin, self.process.stdout, self.log):
-            if stream is not None:
-                stream.close()
 
 
 def push(source: Path, url: str, init_info: dict[str, Any], *extra: str,

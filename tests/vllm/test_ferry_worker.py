@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import stored
-from conftest import Trainer
 from ferry_server import Server
 from model_files import open_model
 from test_host_library import WIRES
+from trainers import Trainer
 from vllm_server import NCCL_HOST
 
 NCCL = ("--weight-transfer-config", '{"backend":"nccl"}')

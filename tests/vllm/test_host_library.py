@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Rig, Trainer
+from conftest import Rig
+from trainers import Trainer
 
 WIRES: dict[str, dict[str, Any]] = {
     "packed": {"packed": True},

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch.distributed as dist
-from test_plugin import PACKAGE
+from vllm_plug import HAS_PACKAGE, PACKAGE
 
+if not HAS_PACKAGE:
+    pytest.skip(f"no Python package in {PACKAGE}", allow_module_level=True)
 sys.path.insert(0, str(PACKAGE))
 
 from ferry.vllm.ranks import Ranks  # noqa: E402

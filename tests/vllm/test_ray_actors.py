@@ -18,10 +18,15 @@ from typing import Any
 import pytest
 import stored
 import vllm_digests
-from conftest import HERE, PROMPTS
 from model_files import open_model
-from test_plugin import path, site  # noqa: F401  (fixtures)
-from vllm_server import NCCL_HOST, end_with_parent, environment, free_port
+from vllm_server import (
+    HERE,
+    NCCL_HOST,
+    PROMPTS,
+    end_with_parent,
+    environment,
+    free_port,
+)
 
 RAY = os.environ.get("FERRY_VLLM_RAY", "")
 if not (Path(RAY) / "ray" / "__init__.py").exists():
@@ -29,7 +34,7 @@ if not (Path(RAY) / "ray" / "__init__.py").exists():
 
 
 def run(
-    folder: Path, path: str, inference: str, models: dict[str, Path]  # noqa: F811
+    folder: Path, path: str, inference: str, models: dict[str, Path]
 ) -> list[dict[str, Any]]:
     """What the program tells; it ends its cluster itself."""
     plan = {"inference": inference, "model": str(models["a"]),
@@ -48,7 +53,7 @@ def run(
 
 
 def test_vllms_ray_client_and_trainer_reach_ferrys_actor(
-    path: str, models: dict[str, Path], tmp_path: Path  # noqa: F811
+    path: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
     told = run(tmp_path, path, "ferry", models)
     for name, answer in zip("ba", told, strict=True):
@@ -58,7 +63,7 @@ def test_vllms_ray_client_and_trainer_reach_ferrys_actor(
 
 @pytest.mark.parametrize("inference", ["LLM", "AsyncLLM"])
 def test_ferrys_ray_client_reaches_vllms_actor(
-    path: str, models: dict[str, Path], tmp_path: Path, inference: str  # noqa: F811
+    path: str, models: dict[str, Path], tmp_path: Path, inference: str
 ) -> None:
     told = run(tmp_path, path, inference, models)
     for name, answer in zip("aba", told, strict=True):

@@ -34,6 +34,10 @@ NCCL_HOST = Path(
 # A minute where the machine is idle; more where it is not.
 START_SECONDS = float(os.environ.get("FERRY_VLLM_START_SECONDS", "300"))
 STOP_SECONDS = 20
+# Longer than a block of the prefix cache, so that one which outlived its
+# weights would show, and one that fits in a block.
+PROMPTS = ([1, 2, 3, 4, 5], list(range(3, 203)))
+N_TOKENS = 8
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -202,3 +206,7 @@ class VllmServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def tokens(server: VllmServer) -> list[list[int]]:
+    return [server.generate(ids, N_TOKENS) for ids in PROMPTS]
