@@ -2,11 +2,11 @@
 """A torch trainer of the Python package, as a program.
 
 The plan is one JSON object on the command line; lines and answers are those
-of vllm_trainer.py, and so is "pace_s". With "offline", a checkpoint's folder,
-the inference side is an `LLM` in this very process, and each answer also
-tells what it then generates. With "vllm", everything but the engine is vLLM's
-own: factory, client and source class. A line that begins with "draft:" aims
-at the draft model.
+of vllm_trainer.py, and so is "stops_at". With "offline", a checkpoint's
+folder, the inference side is an `LLM` in this very process, and each answer
+also tells what it then generates. With "vllm", everything but the engine is
+vLLM's own: factory, client and source class. A line that begins with "draft:"
+aims at the draft model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def source_class(base: Any, meta: Any) -> Any:
 
         def __init__(self, plan: dict[str, Any]) -> None:
             self.tensors: dict[str, torch.Tensor] = {}
-            self.pace_s = plan["pace_s"]
+            self.stops_at = plan.get("stops_at")
             self.raises = plan.get("raises_once", False)
 
         def open(self, folder: str) -> None:
@@ -54,7 +54,9 @@ def source_class(base: Any, meta: Any) -> Any:
                 if i == 10 and self.raises:
                     self.raises = False
                     raise ArithmeticError("half-way")
-                time.sleep(self.pace_s)
+                if i == self.stops_at:
+                    print(json.dumps({"at": name}), flush=True)
+                    threading.Event().wait()  # until it is ended
                 yield name, tensor
 
     return Checkpoint
@@ -115,7 +117,7 @@ def of_vllm(plan: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
             "nccl": trainer.FerryNCCLTrainerInitInfo}[plan["backend"]]
     return (
         vllm.WeightTransferTrainerFactory, info,
-        vllm.HTTPVLLMWeightSyncClient(plan["url"], timeout=60),
+        vllm.HTTPVLLMWeightSyncClient(plan["url"], timeout=180),
         source_class(vllm.WeightSource, vllm.ParamMeta)(plan),
     )
 
@@ -126,7 +128,7 @@ def of_ferry(plan: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
         client = Offline(plan["offline"], plan["backend"])
     else:
         cls = Dies if plan.get("finish_dies") else HTTPVLLMWeightSyncClient
-        client = cls(plan["url"], timeout=60)
+        client = cls(plan["url"], timeout=180)
     return (
         WeightTransferTrainerFactory, INFOS[plan["backend"]], client,
         source_class(WeightSource, ParamMeta)(plan),

@@ -30,8 +30,6 @@ CASES = [
     ("packed", "auto"), ("packed-40000", "store"), ("unpacked", "store"),
     ("packed-40000", "unique_id"), ("unpacked", "unique_id"),
 ]
-# What a row-parallel loader says of too few columns.
-SHAPE_WORDS = "exceeds dimension size"
 
 
 @pytest.mark.parametrize(("wire", "rendezvous"), CASES,
@@ -61,10 +59,10 @@ def test_a_name_that_the_model_lacks_ends_one_round_only(
             tensors["model.layers.0.self_attn.nope.weight"] = tensor
         tensors[name] = tensor
     write_checkpoint(str(tmp_path), tensors)
-    done = push(tmp_path, rig.server.url, WIRES["unpacked"], timeout=60)
+    done = push(tmp_path, rig.server.url, WIRES["unpacked"])
     assert done.returncode not in (0, 2), done
     assert "layers.0.self_attn.nope" in done.stderr
-    done = push(rig.models["a"], rig.server.url, WIRES["packed"], timeout=60)
+    done = push(rig.models["a"], rig.server.url, WIRES["packed"])
     assert done.returncode == 0, done.stderr
     rig.holds("a")
 
@@ -73,8 +71,7 @@ def test_many_trainers_one_after_another(rig: Rig) -> None:
     """Each push is a new trainer, and a new group at the same server."""
     for i in range(6):
         name = "ba"[i % 2]
-        done = push(rig.models[name], rig.server.url, WIRES["packed-40000"],
-                    timeout=60)
+        done = push(rig.models[name], rig.server.url, WIRES["packed-40000"])
         assert done.returncode == 0, done.stderr
     rig.holds("a")
 
@@ -83,35 +80,9 @@ def test_a_world_that_is_not_the_servers_fails_in_time(rig: Rig) -> None:
     rig.skip_where_a_failure_is_the_last()
     done = push(rig.models["b"], rig.server.url,
                 {"world_size": rig.world_size + 1, "deadline_ms": 5000},
-                timeout=60)
+                timeout=120)
     assert done.returncode not in (0, 2), done
     assert done.stderr.strip()
-    done = push(rig.models["a"], rig.server.url, WIRES["packed"], timeout=120)
+    done = push(rig.models["a"], rig.server.url, WIRES["packed"])
     assert done.returncode == 0, done.stderr
-    rig.holds("a")
-
-
-def test_a_refused_round_is_told_and_the_next_one_works(rig: Rig) -> None:
-    """A parameter of a shape that the model does not have."""
-    before = rig.server.version()
-    done = push(rig.models["wrong"], rig.server.url, WIRES["packed"],
-                "--weight-version", "wrong", timeout=60)
-    assert done.returncode not in (0, 2), done
-    # The worker's own words, as vLLM's server passes them on.
-    assert SHAPE_WORDS in done.stderr
-    if rig.tp > 1:
-        rig.stop()  # see Rig.skip_where_a_failure_is_the_last
-        return
-    assert rig.server.version() == before
-    # Without a complete round no forward pass may run: still paused.
-    assert rig.server.is_paused()
-    done = push(rig.models["a"], rig.server.url, WIRES["packed"], timeout=60)
-    if done.returncode != 0:
-        # vLLM's reload keeps the tensor that did not fit for one more round,
-        # and fails at it once more.
-        assert SHAPE_WORDS in done.stderr
-        done = push(rig.models["a"], rig.server.url, WIRES["packed"],
-                    timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert not rig.server.is_paused()
     rig.holds("a")

@@ -23,6 +23,7 @@ from vllm_server import (
     HERE,
     NCCL_HOST,
     PROMPTS,
+    VllmServer,
     end_with_parent,
     environment,
     free_port,
@@ -37,12 +38,13 @@ def run(
     folder: Path, path: str, inference: str, models: dict[str, Path]
 ) -> list[dict[str, Any]]:
     """What the program tells; it ends its cluster itself."""
+    VllmServer.stop_running()
     plan = {"inference": inference, "model": str(models["a"]),
             "send": [str(models["b"]), str(models["a"])],
             "prompts": list(PROMPTS), "port": free_port()}
     done = subprocess.run(
         [sys.executable, str(HERE / "vllm_ray.py"), json.dumps(plan)],
-        capture_output=True, text=True, timeout=400, cwd=folder,
+        capture_output=True, text=True, timeout=600, cwd=folder,
         preexec_fn=end_with_parent, env=environment(
             folder, PYTHONPATH=os.pathsep.join((path, RAY, str(HERE))),
             FERRY_NCCL_LIBRARY=str(NCCL_HOST), VLLM_CPU_KVCACHE_SPACE="1",

@@ -7,20 +7,23 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vllm_server import HERE, end_with_parent, environment, free_port
+
+# Of one such process, for whatever it does; far above what it takes.
+BOUND_SECONDS = 600
 
 
 class Trainer:
     """vLLM's own trainer in a process of its own (vllm_trainer.py)."""
 
     def __init__(self, folder: Path, url: str, world_size: int,
-                 wire: dict[str, Any], pace_s: float = 0.0,
-                 bound_s: float = 180) -> None:
+                 wire: dict[str, Any], stops_at: int | None = None) -> None:
         plan = {"url": url, "world_size": world_size, "port": free_port(),
-                "wire": wire, "pace_s": pace_s}
+                "wire": wire, "stops_at": stops_at}
         folder.mkdir(parents=True, exist_ok=True)
         self.log_path = folder / "trainer.log"
         self.log = self.log_path.open("w")
@@ -30,7 +33,7 @@ class Trainer:
             text=True, env=environment(folder), cwd=folder,
             preexec_fn=end_with_parent,
         )
-        self.bound = threading.Timer(bound_s, self.process.kill)
+        self.bound = threading.Timer(BOUND_SECONDS, self.process.kill)
         self.bound.start()
 
     def begin(self, model: Path) -> None:
@@ -38,14 +41,29 @@ class Trainer:
         self.process.stdin.write(f"{model}\n")
         self.process.stdin.flush()
 
-    def error(self) -> str | None:
-        """What became of the init, then of each round begun."""
+    def answer(self) -> dict[str, Any]:
+        """What it tells next, in one line of JSON."""
         assert self.process.stdout is not None
         while text := self.process.stdout.readline():
             # vLLM's own log lines are passed over.
             if text.startswith("{"):
-                return json.loads(text)["error"]
+                return dict(json.loads(text))
         raise AssertionError(f"trainer ended:\n{self.said()}")
+
+    def error(self) -> str | None:
+        """What became of the init, then of each round begun."""
+        error: str | None = self.answer()["error"]
+        return error
+
+    def die_half_way(
+        self, model: Path, until: Callable[[], None] = lambda: None
+    ) -> None:
+        """Where "stops_at" of its plan says, and once `until` returns."""
+        self.begin(model)
+        assert "at" in self.answer()
+        until()
+        self.process.kill()
+        self.process.wait(BOUND_SECONDS)
 
     def send(self, model: Path) -> str | None:
         self.begin(model)
@@ -57,15 +75,15 @@ class Trainer:
     def end(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(60)
+        return self.process.wait(120)
 
-    def __enter__(self) -> "Trainer":
+    def __enter__(self) -> Trainer:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
         self.bound.cancel()
         for stream in (self.process.stdin, self.process.stdout, self.log):
             if stream is not None:
@@ -76,7 +94,7 @@ class FerryTrainer(Trainer):
     """ferry_trainer.py in a process of its own."""
 
     def __init__(self, folder: Path, path: str, **plan: Any) -> None:
-        plan = {"pace_s": 0, "info": {}, **plan}
+        plan = {"info": {}, **plan}
         folder.mkdir(parents=True, exist_ok=True)
         self.log_path = folder / "trainer.log"
         self.log = self.log_path.open("w")
@@ -88,12 +106,5 @@ class FerryTrainer(Trainer):
             env=environment(folder, PYTHONPATH=path,
                             VLLM_CPU_KVCACHE_SPACE="1"),
         )
-        self.bound = threading.Timer(240, self.process.kill)
+        self.bound = threading.Timer(BOUND_SECONDS, self.process.kill)
         self.bound.start()
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        while text := self.process.stdout.readline():
-            if text.startswith("{"):
-                return dict(json.loads(text))
-        raise AssertionError(f"trainer ended:\n{self.said()}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ STRICT = {"ipc": False, "nccl": True}
 OTHER = {"a": "b", "b": "a"}
 # A vLLM server cannot say that its engines are Ferry's.
 INFO: dict[str, dict[str, Any]] = {"ipc": {}, "nccl": {"peers": "ferry"}}
-SECONDS = 60
+SECONDS = 120
 
 
 @pytest.fixture(scope="session")
@@ -72,15 +72,27 @@ def same_as_others(tp: int, name: str, who: str,
                    got: list[list[int]]) -> None:
     said_by, said = _generated.setdefault((tp, name), (who, got))
     assert got == said, f"{who} and {said_by} differ on {name}"
+    for (ranks, other), (_, said) in _generated.items():
+        assert ranks != tp or other == name or said != got, \
+            f"{who} says with {name} what others say with {other}"
 
 
 class Plug:
     """A server with one of Ferry's engines."""
 
-    def __init__(self, server: VllmServer, backend: str, path: str,
-                 models: dict[str, Path]) -> None:
-        self.server, self.backend, self.path = server, backend, path
-        self.models = models
+    def __init__(self, make: Callable[[], VllmServer], backend: str,
+                 path: str, models: dict[str, Path]) -> None:
+        self.make, self.backend, self.path = make, backend, path
+        self.models, self._server = models, make()
+
+    @property
+    def server(self) -> VllmServer:
+        if self._server.stopped:  # for another one
+            self._server = self.make()
+        return self._server
+
+    def stop(self) -> None:
+        self._server.stop()
 
     def holds(self, name: str, cache_is_new: bool = False) -> None:
         """Asserts that weights and answers are those of a checkpoint.
@@ -93,7 +105,7 @@ class Plug:
         want = vllm_digests.predicted(self.models[name], self.server.tp)
         got = self.server.checksums()
         assert {k for k in {*want, *got} if want.get(k) != got.get(k)} == set()
-        same_as_others(self.server.tp, name, f"{self.backend} by update",
+        same_as_others(self.server.tp, name, f"a server of {self.backend}",
                        tokens(self.server))
 
     def holding(self) -> str:
@@ -132,11 +144,17 @@ def plug(request: pytest.FixtureRequest, models: dict[str, Path], path: str,
     backend, tp = request.param
     begin = BEGINS[backend]
     settings = {"ferry": {"require_full": STRICT[backend]}}
-    with VllmServer(
-        tmp_path_factory.mktemp(f"{backend}{tp}"), models[begin], tp,
-        f"ferry_{backend}", "--additional-config", json.dumps(settings),
-        PYTHONPATH=path,
-    ) as server:
-        same_as_others(tp, begin, f"a fresh server of {begin}",
-                       tokens(server))
-        yield Plug(server, backend, path, models)
+
+    def make() -> VllmServer:
+        return VllmServer(
+            tmp_path_factory.mktemp(f"{backend}{tp}"), models[begin], tp,
+            f"ferry_{backend}", "--additional-config", json.dumps(settings),
+            PYTHONPATH=path,
+        )
+
+    made = Plug(make, backend, path, models)
+    try:
+        made.holds(begin, cache_is_new=True)
+        yield made
+    finally:
+        made.stop()

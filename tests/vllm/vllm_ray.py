@@ -106,7 +106,7 @@ def drive_vllm(plan: dict[str, Any]) -> None:
     client = RayVLLMWeightSyncClient(
         handle, pause=plan["inference"] == "AsyncLLM")
     client.wait_ready(300)
-    source = vllm_trainer.Checkpoint(0)
+    source = vllm_trainer.Checkpoint()
     source.open(plan["send"][0])
     engine = WeightTransferTrainerFactory.trainer_init(
         IPCTrainerInitInfo(rank=0), client=client, source=source)
@@ -133,7 +133,7 @@ def drive_ferry(plan: dict[str, Any]) -> None:
     handle = Worker.options(num_cpus=0).remote(
         plan["model"], tensor_parallel_size=2, backend="nccl", threads=1,
         arguments=["--kernel-format", "bf16"])
-    source = vllm_trainer.Checkpoint(0)
+    source = vllm_trainer.Checkpoint()
     engine = WeightTransferTrainerFactory.trainer_init(
         NCCLTrainerInitInfo(
             master_address="127.0.0.1", master_port=plan["port"],

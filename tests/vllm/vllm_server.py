@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "harness"))
@@ -32,7 +34,7 @@ NCCL_HOST = Path(
     os.environ.get("FERRY_NCCL_HOST", BUILD / "lib" / "libferry_nccl_host.so")
 )
 # A minute where the machine is idle; more where it is not.
-START_SECONDS = float(os.environ.get("FERRY_VLLM_START_SECONDS", "300"))
+START_SECONDS = float(os.environ.get("FERRY_VLLM_START_SECONDS", "600"))
 STOP_SECONDS = 20
 # Longer than a block of the prefix cache, so that one which outlived its
 # weights would show, and one that fits in a block.
@@ -48,13 +50,26 @@ def end_with_parent() -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, of those that the kernel hands to none.
+
+    A server binds it only after its imports, when one of the kernel's choice
+    could long be the end of somebody's connection.
+    """
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as limits:
+        first = int(limits.read().split()[0])
+    ports = range(10000, first) if first > 12000 else range(61000, 65536)
+    while True:
+        port = random.choice(ports)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 def http(url: str, body: Any = None, *, post: bool = False,
-         timeout: float = 60) -> Reply:
+         timeout: float = 180) -> Reply:
     """One request past any proxy; vLLM reads no body of another type."""
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(
@@ -89,10 +104,14 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 class VllmServer:
     """vLLM's OpenAI server over a checkpoint, by default with its own
-    backend `nccl`."""
+    backend `nccl`. One at a time: the next one stops the one before, which a
+    fixture may hold for longer than it is asked."""
+
+    running: ClassVar[VllmServer | None] = None
 
     def __init__(self, folder: Path, model: Path, tp: int = 1,
                  backend: str = "nccl", *more: str, **env_more: str) -> None:
+        self.stop_running()
         folder.mkdir(parents=True, exist_ok=True)
         self.tp, self.stopped = tp, False
         self.log_path = folder / "vllm.log"
@@ -126,6 +145,7 @@ class VllmServer:
             stdin=subprocess.DEVNULL, env=env, cwd=folder,
             start_new_session=True, preexec_fn=end_with_parent,
         )
+        VllmServer.running = self
         try:
             self._wait_up(begin + START_SECONDS)
         except BaseException:  # an interrupt as well: nobody else has it
@@ -145,6 +165,12 @@ class VllmServer:
                 what = "ended" if ended else "did not come up"
                 raise RuntimeError(f"vLLM {what}:\n{self.log_tail()}")
             time.sleep(0.5)
+
+    @classmethod
+    def stop_running(cls) -> None:
+        """Makes room for another one, or for an engine of another kind."""
+        if VllmServer.running is not None:
+            VllmServer.running.stop()
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -173,7 +199,7 @@ class VllmServer:
                     "max_tokens": n, "temperature": 0, "ignore_eos": True,
                 },
             },
-            timeout=120,
+            timeout=300,
         )
         assert reply.code == 200, reply
         return list(reply.json["choices"][0]["token_ids"])
@@ -184,8 +210,19 @@ class VllmServer:
     def is_paused(self) -> bool:
         return bool(self.get("/is_paused").json["is_paused"])
 
+    def wait_in_update(self) -> None:
+        """Until a call of /update_weights runs."""
+        deadline = time.monotonic() + 120
+        running = re.compile(r"^vllm:rl_weight_update_operations_in_flight\{"
+                             r"[^}]*operation=\"update\"[^}]*\} [1-9]", re.M)
+        while not running.search(self.get("/metrics").text):
+            assert time.monotonic() < deadline, self.log_tail()
+            time.sleep(0.1)
+
     def stop(self) -> None:
         self.stopped = True
+        if VllmServer.running is self:
+            VllmServer.running = None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -201,7 +238,7 @@ class VllmServer:
         if not self._log.closed:
             self._log.close()
 
-    def __enter__(self) -> "VllmServer":
+    def __enter__(self) -> VllmServer:
         return self
 
     def __exit__(self, *_: object) -> None:

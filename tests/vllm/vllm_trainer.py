@@ -5,15 +5,15 @@ The plan is one JSON object on the command line. Each line on the standard
 input is a checkpoint's folder, which is sent in one round and answered by one
 JSON line, {"error": null or text}; the first such line tells of the init. The
 communicator is vLLM's own, over the library that VLLM_NCCL_SO_PATH names.
-With "pace_s" the source waits that long before each parameter, so that a
-round can be met half-way.
+With "stops_at" the source gives so many parameters, says {"at": name} of the
+next one and goes no further, so that a round can be met half-way.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 class Checkpoint(WeightSource):
     """The tensors of a folder, which may be changed between rounds."""
 
-    def __init__(self, pace_s: float) -> None:
+    def __init__(self, stops_at: int | None = None) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.pace_s = pace_s
+        self.stops_at = stops_at
 
     def open(self, folder: str) -> None:
         self.tensors = load_file(Path(folder) / "model.safetensors")
@@ -47,8 +47,10 @@ class Checkpoint(WeightSource):
         ]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self.tensors.items():
-            time.sleep(self.pace_s)
+        for i, (name, tensor) in enumerate(self.tensors.items()):
+            if i == self.stops_at:
+                print(json.dumps({"at": name}), flush=True)
+                threading.Event().wait()  # until it is ended
             yield name, tensor
 
 
@@ -70,7 +72,7 @@ def make(plan: dict[str, Any], source: Checkpoint) -> Any:
             rank=0,
             **plan["wire"],
         ),
-        client=HTTPVLLMWeightSyncClient(plan["url"], timeout=60),
+        client=HTTPVLLMWeightSyncClient(plan["url"], timeout=180),
         source=source,
     )
     # A library that does not load is passed over in silence by vLLM.
@@ -82,7 +84,7 @@ def make(plan: dict[str, Any], source: Checkpoint) -> Any:
 def main() -> int:
     plan = json.loads(sys.argv[1])
     ferry_vllm_stand_ins.register()
-    source = Checkpoint(plan["pace_s"])
+    source = Checkpoint(plan["stops_at"])
     made: list[Any] = []
     answer(lambda: made.append(make(plan, source)))
     for line in sys.stdin:
