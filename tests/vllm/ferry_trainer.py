@@ -6,11 +6,13 @@ of vllm_trainer.py, and so is "stops_at". With "offline", a checkpoint's
 folder, the inference side is an `LLM` in this very process, and each answer
 also tells what it then generates. With "vllm", everything but the engine is
 vLLM's own: factory, client and source class. A line that begins with "draft:"
-aims at the draft model.
+aims at the draft model. "checkpoint_format" lists what the updates say of
+their format, in turn.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -67,6 +69,16 @@ class Dies(HTTPVLLMWeightSyncClient):
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         os._exit(9)
+
+
+class Says(HTTPVLLMWeightSyncClient):
+    """A client whose updates tell their format, as those of vLLM 0.17."""
+
+    formats: Iterator[bool]
+
+    def update_weights(self, update_info: Any) -> None:
+        super().update_weights(
+            {**update_info, "is_checkpoint_format": next(self.formats)})
 
 
 class Offline:
@@ -127,7 +139,12 @@ def of_ferry(plan: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     if plan.get("offline"):
         client = Offline(plan["offline"], plan["backend"])
     else:
-        cls = Dies if plan.get("finish_dies") else HTTPVLLMWeightSyncClient
+        cls = HTTPVLLMWeightSyncClient
+        if plan.get("finish_dies"):
+            cls = Dies
+        elif plan.get("checkpoint_format"):
+            cls = Says
+            Says.formats = itertools.cycle(plan["checkpoint_format"])
         client = cls(plan["url"], timeout=180)
     return (
         WeightTransferTrainerFactory, INFOS[plan["backend"]], client,

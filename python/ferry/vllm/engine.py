@@ -29,8 +29,10 @@ from vllm.distributed.weight_transfer.base import (
 
 from ferry._ffi_receiver import Receiver
 from ferry.errors import ArgumentError, CoverageError, FerryError
+from ferry.vllm import kernel
+from ferry.vllm.coverage import Coverage
 from ferry.vllm.ranks import Ranks
-from ferry.vllm.reload import Coverage, load, rehearse
+from ferry.vllm.reload import load, rehearse
 
 __all__ = ["FerryIPCEngine", "FerryNCCLEngine", "Options"]
 
@@ -40,6 +42,7 @@ logger = logging.getLogger("vllm.ferry.engine")
 _NAMED = 4  # layers that a message names
 _UNASKED_BYTES = 64 << 20
 _FLAG = "_weight_update_active"  # of vLLM's worker
+_FORMAT = "is_checkpoint_format"  # of an update; vLLM had it until 0.22
 DEADLINE_MS = 300000  # the library's
 # For what a rank does beyond receiving: the rehearsal, loading.
 _GRACE_SECONDS = 30.0
@@ -73,12 +76,17 @@ class Options:
         Load layers of which only a part came, as vLLM's own engines do. It
         fills the rest with garbage, except where the rest is padding that
         this engine does not know of.
+    kernel_format : bool
+        Rounds bring the parameters that this rank stores, by its names, and
+        go straight in place; for rounds whose updates do not say
+        ``is_checkpoint_format`` themselves.
     deadline_ms, no_progress_ms : int
         Upper bounds of what a trainer may ask for; 0 is the library's.
     """
 
     require_full: bool = False
     partial_layers: bool = False
+    kernel_format: bool = False
     deadline_ms: int = 0
     no_progress_ms: int = 0
 
@@ -212,6 +220,7 @@ class _FerryEngine(
         self._session = _Session()
         self._channel = ""  # what the rounds of one trainer have in common
         self._round: list[str] = []  # the updates of this round
+        self._formats: set[bool] = set()  # what they said: checkpoint's
         self._refused: Exception | None = None  # what start met
         self._deadline_ms = self.options.deadline_ms
 
@@ -251,6 +260,7 @@ class _FerryEngine(
         leave the ranks in different states.
         """
         self._round = []
+        self._formats = set()
         self._refused = None
         try:
             # vLLM dropped a round that failed without a word to its engine.
@@ -277,7 +287,7 @@ class _FerryEngine(
             self._go_on()
             weights.extend(self.receiver.prepare().items())
             if weights:
-                coverage = rehearse(self.model, self.model_config, weights)
+                coverage = self._rehearse(weights)
                 self._judge(coverage)
 
         if self._together("finish", prepare, weights) and self._together(
@@ -345,12 +355,30 @@ class _FerryEngine(
 
     def _receive(self, values: dict[str, Any]) -> None:
         self._go_on()
-        self.receiver.update(values)
+        self._formats.add(self._checkpoint_format(values))
+        if len(self._formats) > 1:
+            raise ArgumentError(
+                f"{_FORMAT} differs between the updates of one round"
+            )
+        self.receiver.update(
+            {key: value for key, value in values.items() if key != _FORMAT}
+        )
         self._round.append(str(values.get("update", "")))
+
+    def _checkpoint_format(self, values: dict[str, Any]) -> bool:
+        said = values.get(_FORMAT, not self.options.kernel_format)
+        if type(said) is not bool:
+            raise ArgumentError(
+                f"field '{_FORMAT}' must be bool, got {type(said).__name__}"
+            )
+        return said
+
+    def _in_kernel_format(self) -> bool:
+        return False in self._formats
 
     def _content(self, weights: Weights | None) -> str:
         """Equal on the ranks that hold the same round of one trainer."""
-        said: list[Any] = [self._channel, self._round]
+        said: list[Any] = [self._channel, self._round, *self._formats]
         said += [
             [name, str(tensor.dtype), list(tensor.shape)]
             for name, tensor in weights or ()
@@ -358,6 +386,11 @@ class _FerryEngine(
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     # ---- the last step ----
+
+    def _rehearse(self, weights: Weights) -> Coverage:
+        if self._in_kernel_format():
+            return kernel.check(self.model, weights)
+        return rehearse(self.model, self.model_config, weights)
 
     def _judge(self, coverage: Coverage) -> None:
         if coverage.partial and not self.options.partial_layers:
@@ -379,7 +412,10 @@ class _FerryEngine(
     def _load(self, weights: Weights) -> None:
         if weights:
             try:
-                load(self.model, self.model_config, weights)
+                if self._in_kernel_format():
+                    kernel.place(self.model, weights)
+                else:
+                    load(self.model, self.model_config, weights)
             except Exception as error:
                 raise RuntimeError(
                     "loading failed half-way, after the model was written "
@@ -402,8 +438,8 @@ class _FerryEngine(
         )
         if coverage.untouched:
             logger.warning(
-                "%s: a partial round: %d layers keep their weights: %s",
-                self.backend, len(coverage.untouched),
+                "%s: a partial round: %d %s keep their weights: %s",
+                self.backend, len(coverage.untouched), coverage.unit,
                 _some(coverage.untouched),
             )
 

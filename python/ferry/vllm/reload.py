@@ -13,7 +13,6 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +21,9 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-__all__ = ["Coverage", "load", "rehearse"]
+from ferry.vllm.coverage import Coverage
+
+__all__ = ["load", "rehearse"]
 
 # A child of vLLM's, so that it is seen where vLLM logs.
 logger = logging.getLogger("vllm.ferry.reload")
@@ -32,25 +33,6 @@ Weights = Sequence[tuple[str, torch.Tensor]]
 # So far below the elements of any layer that none is complete, which is when
 # vLLM would write it.
 _FAR = 1 << 62
-
-
-@dataclass
-class Coverage:
-    """What a round would write, by layer.
-
-    Attributes
-    ----------
-    untouched : list of str
-        Layers of which nothing came; they keep their weights.
-    partial : list of str
-        Layers of which a part came; vLLM would fill the rest with garbage.
-    known : bool
-        False: this vLLM does not tell.
-    """
-
-    untouched: list[str] = field(default_factory=list)
-    partial: list[str] = field(default_factory=list)
-    known: bool = True
 
 
 def _optional(module: str, name: str) -> Any:
@@ -165,7 +147,7 @@ def rehearse(model: Any, model_config: Any, weights: Weights) -> Coverage:
     model_config : object
         vLLM's.
     weights : sequence of (str, torch.Tensor)
-        Whole checkpoint tensors.
+        Whole checkpoint tensors. Only their shapes are read.
 
     Raises
     ------
