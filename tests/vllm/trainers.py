@@ -21,16 +21,17 @@ class Trainer:
     """vLLM's own trainer in a process of its own (vllm_trainer.py)."""
 
     def __init__(self, folder: Path, url: str, world_size: int,
-                 wire: dict[str, Any], stops_at: int | None = None) -> None:
+                 wire: dict[str, Any], stops_at: int | None = None,
+                 model: str = "", **env: str) -> None:
         plan = {"url": url, "world_size": world_size, "port": free_port(),
-                "wire": wire, "stops_at": stops_at}
+                "wire": wire, "stops_at": stops_at, "model": model}
         folder.mkdir(parents=True, exist_ok=True)
         self.log_path = folder / "trainer.log"
         self.log = self.log_path.open("w")
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "vllm_trainer.py"), json.dumps(plan)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-            text=True, env=environment(folder), cwd=folder,
+            text=True, env=environment(folder, **env), cwd=folder,
             preexec_fn=end_with_parent,
         )
         self.bound = threading.Timer(BOUND_SECONDS, self.process.kill)

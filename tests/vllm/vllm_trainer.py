@@ -11,6 +11,7 @@ next one and goes no further, so that a round can be met half-way.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import threading
@@ -33,9 +34,11 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 class Checkpoint(WeightSource):
     """The tensors of a folder, which may be changed between rounds."""
 
-    def __init__(self, stops_at: int | None = None) -> None:
+    def __init__(self, stops_at: int | None = None, model: str = "") -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.stops_at = stops_at
+        if model:
+            self.open(model)
 
     def open(self, folder: str) -> None:
         self.tensors = load_file(Path(folder) / "model.safetensors")
@@ -45,6 +48,13 @@ class Checkpoint(WeightSource):
             ParamMeta(name, tensor.dtype, tuple(tensor.shape))
             for name, tensor in self.tensors.items()
         ]
+
+    # vLLM calls what it reads once from 0.33 on, before the first round.
+    if hasattr(WeightSource, "iter_full"):
+        metadata = functools.cached_property(metadata)  # type: ignore
+
+    def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for i, (name, tensor) in enumerate(self.tensors.items()):
@@ -84,7 +94,7 @@ def make(plan: dict[str, Any], source: Checkpoint) -> Any:
 def main() -> int:
     plan = json.loads(sys.argv[1])
     ferry_vllm_stand_ins.register()
-    source = Checkpoint(plan["stops_at"])
+    source = Checkpoint(plan["stops_at"], plan["model"])
     made: list[Any] = []
     answer(lambda: made.append(make(plan, source)))
     for line in sys.stdin:
