@@ -198,6 +198,12 @@ typedef struct ferry_trainer_host {
      * tell. */
     ferry_status (*peer_world_size)(ferry_trainer_context *ctx,
                                     int32_t *out_workers);
+    /* Notes for traces that this end waited from `from_ns` until now for rank
+     * `peer` of its group (-1: not known which), which is reached by
+     * `address` ("": not known). Any thread within a round. An older host has
+     * none: FERRY_HOST_HAS. */
+    void (*waited)(ferry_trainer_context *ctx, int32_t peer,
+                   const char *address, int64_t from_ns);
 } ferry_trainer_host;
 /* Whether the host's table, which may be older, has a method. */
 #define FERRY_HOST_HAS(host, method)                                           \
@@ -329,7 +335,12 @@ typedef struct ferry_worker_host {
      * live one or the staged copy. */
     ferry_status (*kernel_storage)(ferry_worker_context *ctx, size_t param,
                                    void **out_bytes, size_t *out_size);
+    /* As the trainer's. An older host has none: FERRY_WORKER_HOST_HAS. */
+    void (*waited)(ferry_worker_context *ctx, int32_t peer, const char *address,
+                   int64_t from_ns);
 } ferry_worker_host;
+#define FERRY_WORKER_HOST_HAS(host, method)                                    \
+    ((host)->size > offsetof(ferry_worker_host, method) && (host)->method)
 
 /* A returned receive means queued; drain_pending and finish complete it. */
 #define FERRY_WORKER_DEFERS_PROCESSING 0x1u

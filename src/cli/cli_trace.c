@@ -19,8 +19,17 @@
 
 #define TRAINER_PID  1
 #define ROUND_THREAD 1
+/* Where waits for peers begin: a rank's own WAIT_THREADS, and of these one a
+ * peer, the first for those that are not told apart. */
+#define WAIT_THREAD  1000
+#define WAIT_THREADS 256
 /* What a clock may differ by beyond half the time that asking takes. */
 #define CLOCK_SLACK_S 0.002
+
+/* A track of waits that has its name. */
+typedef struct named {
+    int pid, thread;
+} named;
 
 typedef struct server {
     cli_http http;
@@ -34,6 +43,8 @@ struct cli_trace {
     bool any; /* an event was written */
     double base_s, began_s;
     bool kinds[FERRY__SPAN_KINDS]; /* threads of the trainer, named */
+    named *waits;
+    size_t n_waits;
     size_t n_servers;
     server servers[];
 };
@@ -89,7 +100,64 @@ static void name_thread(cli_trace *t, int pid, int thread, const char *name)
                       "args", "sort_index", thread));
 }
 
+/* ---- waits ---- */
+
+static bool is_named(cli_trace *t, int pid, int thread)
+{
+    named *waits;
+
+    for (size_t i = 0; i < t->n_waits; i++) {
+        if (t->waits[i].pid == pid && t->waits[i].thread == thread)
+            return true;
+    }
+    waits = realloc(t->waits, (t->n_waits + 1) * sizeof(*waits));
+    if (waits) {
+        t->waits = waits;
+        t->waits[t->n_waits++] = (named){pid, thread};
+    }
+    return false;
+}
+
+/* A track for each peer, since joined waits may overlap those for another.
+ * `rank`: who waited, as its track is called; steals args. */
+static void emit_wait(cli_trace *t, int pid, size_t index, const char *rank,
+                      int peer, const char *address, double at_s, double ms,
+                      json_t *args)
+{
+    int thread = WAIT_THREAD + WAIT_THREADS * (int)index + 1 + peer;
+    char whom[128] = "other ranks", name[256];
+
+    if (peer >= 0)
+        snprintf(whom, sizeof(whom), address[0] ? "rank %d (%s)" : "rank %d",
+                 peer, address);
+    snprintf(name, sizeof(name), "%swaits for %s", rank, whom);
+    if (!is_named(t, pid, thread))
+        name_thread(t, pid, thread, name);
+    snprintf(name, sizeof(name), "waited for %s", whom);
+    json_object_set_new(args, "peer", json_integer(peer));
+    emit_span(t, name, "wait", pid, thread, at_s, ms, args);
+}
+
 /* ---- the trainer ---- */
+
+static void trainer_span(cli_trace *t, const ferry__span *e, double offset_s)
+{
+    double at_s = (double)e->begin_ns * 1e-9 + offset_s;
+    double ms = (double)(e->end_ns - e->begin_ns) * 1e-6;
+    int thread = ROUND_THREAD + 1 + (int)e->kind;
+    json_t *args = json_pack("{s:f, s:i}", "busy_ms", (double)e->busy_ns * 1e-6,
+                             "pieces", (int)e->count);
+
+    if (e->kind == FERRY__SPAN_WAIT) {
+        emit_wait(t, TRAINER_PID, 0, "", e->peer, e->address, at_s, ms, args);
+        return;
+    }
+    if (!t->kinds[e->kind])
+        name_thread(t, TRAINER_PID, thread, ferry__span_name(e->kind));
+    t->kinds[e->kind] = true;
+    emit_span(t, ferry__span_name(e->kind), "trainer", TRAINER_PID, thread,
+              at_s, ms, args);
+}
 
 static void trainer_spans(cli_trace *t, ferry_trainer *trainer)
 {
@@ -97,19 +165,8 @@ static void trainer_spans(cli_trace *t, ferry_trainer *trainer)
     size_t n = ferry__trainer_spans(trainer, spans, FERRY__SPANS_MAX);
     double offset_s = (double)ferry__spans_wall_offset_ns() * 1e-9;
 
-    for (size_t i = 0; i < n; i++) {
-        const ferry__span *e = &spans[i];
-        int thread = ROUND_THREAD + 1 + (int)e->kind;
-
-        if (!t->kinds[e->kind])
-            name_thread(t, TRAINER_PID, thread, ferry__span_name(e->kind));
-        t->kinds[e->kind] = true;
-        emit_span(t, ferry__span_name(e->kind), "trainer", TRAINER_PID, thread,
-                  (double)e->begin_ns * 1e-9 + offset_s,
-                  (double)(e->end_ns - e->begin_ns) * 1e-6,
-                  json_pack("{s:f, s:i}", "busy_ms", (double)e->busy_ns * 1e-6,
-                            "pieces", (int)e->count));
-    }
+    for (size_t i = 0; i < n; i++)
+        trainer_span(t, &spans[i], offset_s);
 }
 
 static void trainer_round(cli_trace *t, ferry_trainer *trainer,
@@ -213,31 +270,46 @@ static void rank_calls(cli_trace *t, const server *s, json_t *record,
     }
 }
 
+static void rank_span(cli_trace *t, const server *s, size_t index,
+                      const char *rank, json_t *span, double at_s)
+{
+    const char *phase = json_string_value(json_object_get(span, "phase"));
+    const char *address = json_string_value(json_object_get(span, "address"));
+    json_int_t peer = json_integer_value(json_object_get(span, "peer"));
+    double ms = number_of(span, "ms");
+    json_t *args =
+        json_pack("{s:f, s:I}", "busy_ms", number_of(span, "busy_ms"), "pieces",
+                  json_integer_value(json_object_get(span, "count")));
+
+    if (strcmp(phase, ferry__span_name(FERRY__SPAN_WAIT)) == 0)
+        emit_wait(t, server_pid(t, s), index, rank,
+                  peer >= 0 && peer < WAIT_THREADS - 1 ? (int)peer : -1,
+                  address ? address : "", at_s, ms, args);
+    else
+        emit_span(t, phase, "rank", server_pid(t, s), work_thread(index, phase),
+                  at_s, ms, args);
+}
+
 /* What the ranks say of their own work in the window of the round. */
 static void rank_work(cli_trace *t, const server *s, json_t *status,
                       double shift_s, double from_s, double to_s)
 {
     json_t *replica, *rank, *span;
     size_t i, k, n, index = 0;
+    char name[80];
 
     json_array_foreach(json_object_get(status, "replicas"), i, replica)
     {
         json_array_foreach(json_object_get(replica, "ranks"), k, rank)
         {
+            snprintf(name, sizeof(name), "replica %zu rank %zu: ", i, k);
             json_array_foreach(json_object_get(rank, "spans"), n, span)
             {
-                const char *phase =
-                    json_string_value(json_object_get(span, "phase"));
                 double at_s = number_of(span, "at") + shift_s;
 
-                if (phase && at_s >= from_s && at_s <= to_s)
-                    emit_span(t, phase, "rank", server_pid(t, s),
-                              work_thread(index, phase), at_s,
-                              number_of(span, "ms"),
-                              json_pack("{s:f, s:I}", "busy_ms",
-                                        number_of(span, "busy_ms"), "pieces",
-                                        json_integer_value(
-                                            json_object_get(span, "count"))));
+                if (json_is_string(json_object_get(span, "phase")) &&
+                    at_s >= from_s && at_s <= to_s)
+                    rank_span(t, s, index, name, span, at_s);
             }
             index++;
         }
@@ -388,6 +460,7 @@ ferry_status cli_trace_close(cli_trace **trace)
     if (lost)
         status =
             ferry_fail(FERRY_EIO, "trace %s: it could not be written", t->path);
+    free(t->waits);
     free(t->path);
     free(t);
     *trace = NULL;

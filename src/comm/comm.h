@@ -93,6 +93,7 @@ typedef struct ferry__comm_ops {
 } ferry__comm_ops;
 
 #define FERRY__PULL_KEY 512
+#define FERRY__WAIT_NS  INT64_C(1000000)
 
 struct ferry__comm {
     const ferry__comm_ops *ops;
@@ -102,6 +103,12 @@ struct ferry__comm {
      * Set by the owner between calls; NULL: only timeouts bound. */
     ferry_status (*check)(void *arg, const char *what);
     void *check_arg;
+    /* Told, with check_arg, of each wait of more than FERRY__WAIT_NS within a
+     * call or a stream, once it is over: rank `peer` (-1: which is not known)
+     * at `address` ("": not known) was waited for from `from_ns` until now.
+     * By the thread that waited. NULL: nobody wants to know. */
+    void (*waited)(void *arg, int32_t peer, const char *address,
+                   int64_t from_ns);
     /* The memory that buffers must be of; NULL: the host's. */
     const struct ferry__memory *memory;
     /* A call in which nothing moves for the bound of the group ends by
@@ -119,5 +126,10 @@ ferry_status ferry__comm_local_create(int32_t world_size, size_t slot_bytes,
  * taken by a living process, naming both pids. */
 ferry_status ferry__comm_local_open(int fd, int32_t rank, ferry__comm **out);
 void ferry__comm_close(ferry__comm **comm);
+/* When a wait of a provider begins: 0 where nobody wants to know. */
+int64_t ferry__comm_wait_ns(const ferry__comm *c);
+/* Tells of a wait since then, if it was long. */
+void ferry__comm_waited(ferry__comm *c, int32_t peer, const char *address,
+                        int64_t from_ns);
 
 #endif

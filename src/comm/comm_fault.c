@@ -30,6 +30,15 @@ static ferry_status forward_check(void *arg, const char *what)
     return f->base.check ? f->base.check(f->base.check_arg, what) : FERRY_OK;
 }
 
+static void forward_waited(void *arg, int32_t peer, const char *address,
+                           int64_t from_ns)
+{
+    const ferry__faulty *f = arg;
+
+    if (f->base.waited)
+        f->base.waited(f->base.check_arg, peer, address, from_ns);
+}
+
 /* ---- messages with one sender ---- */
 
 /* A part of the message, its bit flipped while it is sent. */
@@ -339,6 +348,7 @@ static void fill(ferry__faulty *f, ferry__comm *inner)
                             .memory = inner->memory,
                             .bounds_silence = inner->bounds_silence};
     inner->check = forward_check;
+    inner->waited = forward_waited;
     inner->check_arg = f;
 }
 

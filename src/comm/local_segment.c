@@ -393,9 +393,13 @@ ferry_status ferry__local_await(local__comm *c, const local__call *call,
 {
     while (!ferry__gate_reached(gate, want)) {
         int64_t left = ferry__deadline_left_ms(&call->deadline);
+        int64_t from_ns = ferry__comm_wait_ns(&c->base);
         ferry_status status;
+        bool came =
+            ferry__gate_await(gate, want, left < SLICE_MS ? left : SLICE_MS);
 
-        if (ferry__gate_await(gate, want, left < SLICE_MS ? left : SLICE_MS))
+        ferry__comm_waited(&c->base, peer, "", from_ns);
+        if (came)
             break;
         status = ferry__local_ask(c, call, peer);
         /* It may have come just before it went. */

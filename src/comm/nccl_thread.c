@@ -241,12 +241,28 @@ static void *work(void *arg)
 
 /* ---- the caller ---- */
 
+/* Whether only the job's peer may keep a call waiting. */
+static bool is_of_one(const nccl__comm *c, const nccl__job *job)
+{
+    return job->kind == NCCL__SEND || job->kind == NCCL__RECV ||
+           (job->kind == NCCL__BROADCAST && job->peer != c->base.rank);
+}
+
+/* NCCL tells neither what a call waits for nor when: it is all of the call. */
+static void tell_wait(nccl__comm *c, const nccl__job *job, int64_t from_ns)
+{
+    int32_t peer = is_of_one(c, job)         ? job->peer
+                   : c->base.world_size == 2 ? 1 - c->base.rank
+                                             : -1;
+
+    ferry__comm_waited(&c->base, peer, "", from_ns);
+}
+
 /* Who may keep a call waiting: "0, 2". */
 static const char *waited_for(const nccl__comm *c, const nccl__job *job,
                               char *out, size_t size_bytes)
 {
-    bool one = job->kind == NCCL__SEND || job->kind == NCCL__RECV ||
-               (job->kind == NCCL__BROADCAST && job->peer != c->base.rank);
+    bool one = is_of_one(c, job);
     size_t n = 0;
 
     out[0] = '\0';
@@ -388,6 +404,7 @@ static ferry_status finish(nccl__comm *c, const nccl__job *job,
 
 static ferry_status give(nccl__comm *c, const nccl__job *job, const patience *p)
 {
+    int64_t from_ns = ferry__comm_wait_ns(&c->base);
     char line[sizeof(c->failed_line)];
     nccl__job own = *job;
     ferry_status status;
@@ -414,6 +431,7 @@ static ferry_status give(nccl__comm *c, const nccl__job *job, const patience *p)
     }
     snprintf(line, sizeof(line), "%s", c->failed_line);
     pthread_mutex_unlock(&c->lock);
+    tell_wait(c, job, from_ns);
     return status < 0 ? ferry__fail_line(status, line) : FERRY_OK;
 }
 

@@ -462,8 +462,11 @@ static tcp__comm *create(const ferry__comm_tcp_options *o)
         for (int ch = 0; ch < TCP__CHANNELS; ch++)
             c->peers[r].fds[ch] = -1;
     }
-    for (int32_t r = 0; r < o->world_size; r++)
+    for (int32_t r = 0; r < o->world_size; r++) {
         c->host_ids[r] = o->members[r].host_id;
+        snprintf(c->peers[r].host, sizeof(c->peers[r].host), "%s",
+                 o->members[r].host);
+    }
     snprintf(c->host, sizeof(c->host), "%s", o->members[o->rank].host);
     ferry__tcp_text(c->where, o->members[o->rank].host,
                     o->members[o->rank].port);

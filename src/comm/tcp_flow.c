@@ -189,11 +189,18 @@ const char *ferry__tcp_how(const tcp__flow *f)
                               : "did not come";
 }
 
+void ferry__tcp_waited(tcp__comm *c, int32_t peer, int64_t from_ns)
+{
+    ferry__comm_waited(&c->base, peer, peer >= 0 ? c->peers[peer].host : "",
+                       from_ns);
+}
+
 static ferry_status await(tcp__comm *c, const tcp__call *call,
                           const tcp__flow *flows, size_t n, int64_t moved_ns)
 {
     const tcp__flow *f = culprit(flows, n);
     int64_t left = ferry__deadline_left_ms(&call->deadline), idle = left;
+    int64_t from_ns = ferry__comm_wait_ns(&c->base);
 
     if (c->no_progress_ms > 0)
         idle = c->no_progress_ms - (ferry__now_ns() - moved_ns) / 1000000;
@@ -210,6 +217,7 @@ static ferry_status await(tcp__comm *c, const tcp__call *call,
         errno != EINTR)
         return ferry_fail(FERRY_EIO, "%s: poll: %s", call->name,
                           strerror(errno));
+    ferry__tcp_waited(c, f->peer, from_ns);
     return ferry__tcp_listen_all(c, call->name);
 }
 

@@ -31,7 +31,8 @@ enum {
 enum { TCP__FAILED = 1, TCP__ABORTED, TCP__LEFT, TCP__WAITS };
 
 typedef struct tcp__peer {
-    int fds[TCP__CHANNELS]; /* -1: none */
+    int fds[TCP__CHANNELS];          /* -1: none */
+    char host[FERRY__COMM_TCP_HOST]; /* this rank reaches it by it */
     bool left, gone;
     int32_t waits_for; /* whom it timed out on, + 1 */
     unsigned char control[TCP__CONTROL_BYTES];
@@ -144,6 +145,8 @@ ferry_status ferry__tcp_lost(const tcp__comm *c, const tcp__call *call,
 ferry_status ferry__tcp_time_out(tcp__comm *c, const tcp__call *call,
                                  int32_t peer, const char *how,
                                  ferry_status status, int64_t bound_ms);
+/* Tells of a wait for `peer` (ferry__comm_waited). */
+void ferry__tcp_waited(tcp__comm *c, int32_t peer, int64_t from_ns);
 ferry_status ferry__tcp_meet(tcp__comm *c,
                              const ferry__comm_tcp_options *options,
                              int listener, int64_t timeout_ms);

@@ -288,6 +288,7 @@ ferry_status ferry__tcp_pull(ferry__comm *comm, void *bytes, size_t size_bytes,
     tcp__call call;
     pulling p = {.c = c, .call = &call, .from = from};
     ferry_status status;
+    int64_t from_ns;
 
     FERRY_TRY(check_pull(comm, from, key, key_bytes, offset, size_bytes));
     FERRY_TRY(ferry__tcp_enter(c, "pull", timeout_ms, &call));
@@ -295,7 +296,9 @@ ferry_status ferry__tcp_pull(ferry__comm *comm, void *bytes, size_t size_bytes,
         return FERRY_OK;
     FERRY_TRY(need_pulls(c));
     snprintf(p.what, sizeof(p.what), "pull: rank %d", from);
+    from_ns = ferry__comm_wait_ns(comm);
     status = get(&p, key, key_bytes, offset, bytes, size_bytes);
+    ferry__tcp_waited(c, from, from_ns);
     if (status == FERRY_DONE)
         return ferry_fail(FERRY_EMISMATCH,
                           "pull: rank %d exposes that memory no more", from);

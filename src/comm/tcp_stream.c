@@ -39,6 +39,9 @@ static ferry_status give_up(tcp__stream *s, ferry_status status)
     return ferry__fail_line(status, s->line);
 }
 
+/* Other than any rank. */
+#define NOBODY (-2)
+
 /* ---- looking around ---- */
 
 static ferry_status thread_error(tcp__stream *s, const char *what)
@@ -93,6 +96,10 @@ typedef struct goal {
     ferry_status (*poll)(tcp__stream *s, int64_t slice_ms);
     uint64_t (*progress)(tcp__stream *s);
     int32_t (*culprit)(tcp__stream *s);
+    /* For traces: who is behind it, and whether there is nothing to wait for
+     * (NULL: that is not known). */
+    int32_t (*holder)(tcp__stream *s);
+    bool (*ready)(tcp__stream *s);
 } goal;
 
 static ferry_status look_in_time(tcp__stream *s, const goal *g,
@@ -122,7 +129,22 @@ static ferry_status check_owner(tcp__stream *s, const goal *g)
     return ferry_fail(status, "%s, rank %d %s", line, g->culprit(s), g->how);
 }
 
-static ferry_status await(tcp__stream *s, const goal *g)
+/* Whose wait it is, and since when: of a long one, told in parts where
+ * another rank comes to be the last. */
+typedef struct blame {
+    int32_t peer;
+    int64_t from_ns; /* 0: nobody wants to know */
+} blame;
+
+static void tell_wait(tcp__stream *s, blame *b, int32_t next)
+{
+    if (b->from_ns == 0 || next == b->peer)
+        return;
+    ferry__tcp_waited(s->c, b->peer, b->from_ns);
+    *b = (blame){next, ferry__comm_wait_ns(s->base.comm)};
+}
+
+static ferry_status await_goal(tcp__stream *s, const goal *g, blame *b)
 {
     ferry_status status = g->poll(s, TCP__STREAM_SLICE_MS);
     int64_t since_ns = ferry__now_ns();
@@ -134,6 +156,7 @@ static ferry_status await(tcp__stream *s, const goal *g)
         ferry_status bad = check_owner(s, g);
         uint64_t now;
 
+        tell_wait(s, b, g->holder(s));
         if (bad < 0)
             return give_up(s, bad);
         bad = look_in_time(s, g, since_ns);
@@ -149,6 +172,18 @@ static ferry_status await(tcp__stream *s, const goal *g)
         seen = now;
     }
     return status < 0 ? give_up(s, status) : FERRY_OK;
+}
+
+static ferry_status await(tcp__stream *s, const goal *g)
+{
+    blame b = {NOBODY, 0};
+    ferry_status status;
+
+    if (s->base.comm->waited && !(g->ready && g->ready(s)))
+        b = (blame){g->holder(s), ferry__comm_wait_ns(s->base.comm)};
+    status = await_goal(s, g, &b);
+    tell_wait(s, &b, NOBODY);
+    return status;
 }
 
 static uint64_t progress_of(tcp__stream *s)
@@ -170,6 +205,14 @@ static int32_t slowest(tcp__stream *s)
 static int32_t source_of(tcp__stream *s)
 {
     return ferry__tcp_stream_leads(s) ? s->prev : s->leader;
+}
+
+/* Nothing more comes to a leader while others hold all of its slots. */
+static int32_t sender_held_by(tcp__stream *s)
+{
+    if (ferry__tcp_stream_leads(s) && ferry__pool_is_full(&s->pool))
+        return slowest(s);
+    return source_of(s);
 }
 
 /* ---- rounds ---- */
@@ -282,6 +325,11 @@ static ferry_status poll_slot(tcp__stream *s, int64_t slice_ms)
     return ferry__pool_acquire(&s->pool, slice_ms);
 }
 
+static bool has_slot(tcp__stream *s)
+{
+    return s->pool.held || s->pool.n_free > 0;
+}
+
 static size_t room_of(const tcp__stream *s)
 {
     uint64_t left = s->sizes[s->at] - s->pos;
@@ -293,8 +341,13 @@ static size_t room_of(const tcp__stream *s)
 static ferry_status stream_reserve(ferry__stream *base, void **out,
                                    size_t *out_size)
 {
-    static const goal g = {"stream: waiting for room", "used nothing more",
-                           poll_slot, progress_of, slowest};
+    static const goal g = {"stream: waiting for room",
+                           "used nothing more",
+                           poll_slot,
+                           progress_of,
+                           slowest,
+                           slowest,
+                           has_slot};
     tcp__stream *s = of(base);
 
     FERRY_TRY(check_place(s, "reserve", true));
@@ -326,11 +379,21 @@ static ferry_status poll_piece(tcp__stream *s, int64_t slice_ms)
                             &s->piece_bytes);
 }
 
+static bool has_piece(tcp__stream *s)
+{
+    return ferry__gate_reached(&s->pool.head->committed, s->cursor.seq + 1);
+}
+
 static ferry_status stream_peek(ferry__stream *base, const void **out,
                                 size_t *out_size)
 {
-    static const goal g = {"stream: waiting for bytes", "sent nothing more",
-                           poll_piece, progress_of, source_of};
+    static const goal g = {"stream: waiting for bytes",
+                           "sent nothing more",
+                           poll_piece,
+                           progress_of,
+                           source_of,
+                           sender_held_by,
+                           has_piece};
     tcp__stream *s = of(base);
 
     FERRY_TRY(check_place(s, "peek", false));
@@ -387,11 +450,19 @@ static ferry_status poll_threads(tcp__stream *s, int64_t slice_ms)
 static ferry_status stream_end(ferry__stream *base)
 {
     static const goal users = {"stream: waiting for its end",
-                               "used nothing more", poll_users, progress_of,
-                               slowest};
+                               "used nothing more",
+                               poll_users,
+                               progress_of,
+                               slowest,
+                               slowest,
+                               NULL};
     static const goal threads = {"stream: waiting for its end",
-                                 "used nothing more", poll_threads, progress_of,
-                                 slowest};
+                                 "used nothing more",
+                                 poll_threads,
+                                 progress_of,
+                                 slowest,
+                                 slowest,
+                                 NULL};
     tcp__stream *s = of(base);
 
     FERRY_TRY(failed_before(s));

@@ -314,6 +314,18 @@ bool ferry__pool_drained(tcp__pool *p, int64_t slice_ms)
     return true;
 }
 
+bool ferry__pool_is_full(const tcp__pool *p)
+{
+    uint32_t committed = ferry__gate_value(&p->head->committed), most = 0;
+
+    for (int32_t i = 0; i < p->n_readers; i++) {
+        uint32_t n = committed - ferry__gate_value(gate_of(p, i));
+
+        most = (int32_t)n > (int32_t)most ? n : most;
+    }
+    return most >= p->n_slots;
+}
+
 int32_t ferry__pool_slowest(const tcp__pool *p)
 {
     uint32_t committed = ferry__gate_value(&p->head->committed), most = 0;

@@ -88,6 +88,8 @@ bool ferry__pool_drained(tcp__pool *p, int64_t slice_ms);
 /* The reader that holds the others up, and a sum that grows when any moves. */
 int32_t ferry__pool_slowest(const tcp__pool *p);
 uint64_t ferry__pool_progress(const tcp__pool *p);
+/* Whether that reader holds every slot. */
+bool ferry__pool_is_full(const tcp__pool *p);
 
 /* ---- readers ---- */
 

@@ -349,8 +349,10 @@ ferry_status ferry__ucx_await(ucx__net *n, ucx__wait *w, int32_t peer,
     /* News are not waited out while they may explain an idle wait. */
     if (c->failed < 0 || n->peers[peer].failed != UCS_OK || c->peers[peer].gone)
         left = left < 5 ? left : 5;
-    if (ucp_worker_arm(n->worker) == UCS_OK)
+    if (ucp_worker_arm(n->worker) == UCS_OK) {
         FERRY_TRY(sleep_on(n, w->call->name, left));
+        ferry__tcp_waited(c, peer, now);
+    }
     return c->failed < 0
                ? FERRY_OK
                : ferry__tcp_hold(c, ferry__tcp_listen_all(c, w->call->name));

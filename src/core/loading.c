@@ -10,7 +10,7 @@
 
 #define HELD_LIMIT_BYTES ((uint64_t)1 << 30)
 /* Few enough to go with every status. */
-#define SPANS_LIMIT 32
+#define SPANS_LIMIT 48
 
 static ferry_status deferral_open(ferry__loading *l, int32_t n_threads)
 {
@@ -302,4 +302,10 @@ size_t ferry__loading_spans(ferry__loading *l, ferry__span *out,
                             size_t capacity)
 {
     return ferry__spans_copy(&l->spans, out, capacity);
+}
+
+void ferry__loading_waited(ferry__loading *l, int32_t peer, const char *address,
+                           int64_t from_ns)
+{
+    ferry__spans_wait(&l->spans, peer, address, from_ns);
 }

@@ -97,5 +97,7 @@ void ferry__loading_counters_of(const ferry__loading *l,
 size_t ferry__loading_spans(ferry__loading *l, ferry__span *out,
                             size_t capacity);
 void ferry__loading_received(ferry__loading *l, uint64_t bytes);
+void ferry__loading_waited(ferry__loading *l, int32_t peer, const char *address,
+                           int64_t from_ns);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@ const char *ferry__span_name(ferry__span_kind kind)
 {
     static const char *const names[FERRY__SPAN_KINDS] = {
         "start",  "gather", "pack",     "wire", "digest",
-        "finish", "load",   "quantise", "step"};
+        "finish", "load",   "quantise", "step", "wait"};
 
     return names[kind];
 }
@@ -57,7 +58,7 @@ static int join_last(ferry__span *list, size_t n, const ferry__span *span,
     for (size_t i = n; i > 0; i--) {
         ferry__span *last = &list[i - 1];
 
-        if (last->kind != span->kind)
+        if (last->kind != span->kind || last->peer != span->peer)
             continue;
         if (span->begin_ns - last->end_ns > gap_ns)
             return 0;
@@ -68,7 +69,7 @@ static int join_last(ferry__span *list, size_t n, const ferry__span *span,
 }
 
 /* Doubles the pause until half of the room is free. With a pause as long as
- * the round one stretch a kind is left, so this ends. */
+ * the round one stretch a kind and peer is left, so this ends. */
 static void compact(ferry__spans *s)
 {
     while (s->n > s->limit / 2 && s->gap_ns < INT64_MAX / 2) {
@@ -85,24 +86,75 @@ static void compact(ferry__spans *s)
     }
 }
 
+/* Under the lock. */
+static void put(ferry__spans *s, const ferry__span *span)
+{
+    if (join_last(s->list, s->n, span, s->gap_ns))
+        return;
+    if (s->n == s->limit)
+        compact(s);
+    if (!join_last(s->list, s->n, span, s->gap_ns))
+        s->list[s->n++] = *span;
+}
+
 void ferry__spans_put(ferry__spans *s, ferry__span_kind kind, int64_t begin_ns,
                       int64_t end_ns)
 {
-    ferry__span span = {kind, 1, begin_ns, end_ns, end_ns - begin_ns};
+    ferry__span span = {.kind = kind,
+                        .count = 1,
+                        .begin_ns = begin_ns,
+                        .end_ns = end_ns,
+                        .busy_ns = end_ns - begin_ns,
+                        .peer = -1};
 
     pthread_mutex_lock(&s->lock);
-    if (!join_last(s->list, s->n, &span, s->gap_ns)) {
-        if (s->n == s->limit)
-            compact(s);
-        if (!join_last(s->list, s->n, &span, s->gap_ns))
-            s->list[s->n++] = span;
-    }
+    put(s, &span);
     pthread_mutex_unlock(&s->lock);
 }
 
 void ferry__spans_add(ferry__spans *s, ferry__span_kind kind, int64_t begin_ns)
 {
     ferry__spans_put(s, kind, begin_ns, ferry__now_ns());
+}
+
+/* Whether waits for this rank have a stretch of their own. Under the lock. */
+static int is_told_apart(const ferry__spans *s, int32_t peer)
+{
+    int32_t seen[FERRY__SPANS_PEERS];
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n; i++) {
+        int32_t other = s->list[i].peer;
+        size_t k = 0;
+
+        if (other == peer)
+            return 1;
+        while (k < n && seen[k] != other)
+            k++;
+        if (other >= 0 && k == n)
+            seen[n++] = other;
+    }
+    return n < FERRY__SPANS_PEERS;
+}
+
+void ferry__spans_wait(ferry__spans *s, int32_t peer, const char *address,
+                       int64_t begin_ns)
+{
+    int64_t end_ns = ferry__now_ns();
+    ferry__span span = {.kind = FERRY__SPAN_WAIT,
+                        .count = 1,
+                        .begin_ns = begin_ns,
+                        .end_ns = end_ns,
+                        .busy_ns = end_ns - begin_ns,
+                        .peer = -1};
+
+    pthread_mutex_lock(&s->lock);
+    if (peer >= 0 && is_told_apart(s, peer)) {
+        span.peer = peer;
+        snprintf(span.address, sizeof(span.address), "%s", address);
+    }
+    put(s, &span);
+    pthread_mutex_unlock(&s->lock);
 }
 
 static int by_begin(const void *a, const void *b)

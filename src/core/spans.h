@@ -10,7 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FERRY__SPANS_MAX 128
+#define FERRY__SPANS_MAX     128
+#define FERRY__SPANS_ADDRESS 64
+/* Peers that are told apart; waits for any more are those for rank -1. */
+#define FERRY__SPANS_PEERS 8
 
 typedef enum ferry__span_kind {
     FERRY__SPAN_START, /* of the trainer */
@@ -22,14 +25,17 @@ typedef enum ferry__span_kind {
     FERRY__SPAN_LOAD, /* of a worker */
     FERRY__SPAN_QUANTISE,
     FERRY__SPAN_STEP,
+    FERRY__SPAN_WAIT, /* for a peer; of both */
     FERRY__SPAN_KINDS
 } ferry__span_kind;
 const char *ferry__span_name(ferry__span_kind kind);
 
 typedef struct ferry__span {
     ferry__span_kind kind;
-    uint32_t count;                    /* pieces of work in it */
-    int64_t begin_ns, end_ns, busy_ns; /* monotonic */
+    uint32_t count;                     /* pieces of work in it */
+    int64_t begin_ns, end_ns, busy_ns;  /* monotonic */
+    int32_t peer;                       /* of a wait: the rank, or -1: others */
+    char address[FERRY__SPANS_ADDRESS]; /* of that rank; "": not known */
 } ferry__span;
 
 typedef struct ferry__spans {
@@ -39,7 +45,8 @@ typedef struct ferry__spans {
     ferry__span list[FERRY__SPANS_MAX];
 } ferry__spans;
 
-/* limit: at least 2 × FERRY__SPAN_KINDS, at most FERRY__SPANS_MAX. */
+/* limit: at least twice what is told apart, which is FERRY__SPAN_KINDS and,
+ * where there are waits, FERRY__SPANS_PEERS; at most FERRY__SPANS_MAX. */
 void ferry__spans_init(ferry__spans *s, size_t limit);
 void ferry__spans_destroy(ferry__spans *s);
 void ferry__spans_clear(ferry__spans *s);
@@ -48,6 +55,9 @@ void ferry__spans_add(ferry__spans *s, ferry__span_kind kind, int64_t begin_ns);
 /* The same with its end given. */
 void ferry__spans_put(ferry__spans *s, ferry__span_kind kind, int64_t begin_ns,
                       int64_t end_ns);
+/* Notes that rank `peer` was waited for from `begin_ns` until now. */
+void ferry__spans_wait(ferry__spans *s, int32_t peer, const char *address,
+                       int64_t begin_ns);
 /* Copies at most `capacity`, in order of their begin; returns how many. */
 size_t ferry__spans_copy(ferry__spans *s, ferry__span *out, size_t capacity);
 /* The stretches of a trainer's round that runs, or ran last. */

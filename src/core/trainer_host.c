@@ -104,6 +104,12 @@ static void host_span(ferry_trainer_context *ctx, const char *phase,
                              from_ns);
 }
 
+static void host_waited(ferry_trainer_context *ctx, int32_t peer,
+                        const char *address, int64_t from_ns)
+{
+    ferry__spans_wait(&trainer_of(ctx)->spans, peer, address, from_ns);
+}
+
 /* ---- the pass ---- */
 
 static ferry_status host_pass_begin(ferry_trainer_context *ctx,
@@ -287,6 +293,7 @@ const ferry_trainer_host *ferry__trainer_host(void)
         .span = host_span,
         .peers_are_ferry = host_peers_are_ferry,
         .peer_world_size = host_peer_world_size,
+        .waited = host_waited,
     };
 
     return &host;

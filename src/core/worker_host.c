@@ -179,6 +179,12 @@ static ferry_status host_kernel_storage(ferry_worker_context *ctx, size_t param,
                                          out_bytes, out_size);
 }
 
+static void host_waited(ferry_worker_context *ctx, int32_t peer,
+                        const char *address, int64_t from_ns)
+{
+    ferry__loading_waited(loading_of(ctx), peer, address, from_ns);
+}
+
 const ferry_worker_host *ferry__worker_host(void)
 {
     static const ferry_worker_host host = {
@@ -208,6 +214,7 @@ const ferry_worker_host *ferry__worker_host(void)
         .reload_begin = host_reload_begin,
         .reload_finalise = host_reload_finalise,
         .kernel_storage = host_kernel_storage,
+        .waited = host_waited,
     };
 
     return &host;

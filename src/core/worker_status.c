@@ -102,11 +102,16 @@ static void add_spans(ferry__str *s, const ferry__target *t)
         ferry__str_printf(
             s,
             "%s{\"phase\":\"%s\",\"at\":%.6f,\"ms\":%.3f,\"busy_ms\":%.3f,"
-            "\"count\":%u}",
+            "\"count\":%u",
             i > 0 ? "," : "", ferry__span_name(e->kind),
             (double)(e->begin_ns + offset_ns) / 1e9,
             (double)(e->end_ns - e->begin_ns) / 1e6, (double)e->busy_ns / 1e6,
             e->count);
+        if (e->kind == FERRY__SPAN_WAIT) {
+            ferry__str_printf(s, ",\"peer\":%d,\"address\":", (int)e->peer);
+            ferry__str_json(s, e->address);
+        }
+        ferry__str_append(s, "}");
     }
     ferry__str_append(s, "]");
 }

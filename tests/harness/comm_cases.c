@@ -358,6 +358,56 @@ static void timeout_names_operation_rank_and_bound(void **state)
     assert_int_equal(run_ranks(3, 0, late_body, 0), 0);
 }
 
+/* ---- waits ---- */
+
+static void add_wait(void *arg, int32_t peer, const char *address,
+                     int64_t from_ns)
+{
+    int64_t *waits = arg;
+
+    if (peer >= 0 && peer < WORLD_MAX && address)
+        waits[peer] += ferry__now_ns() - from_ns;
+}
+
+/* The last rank comes late: to all at once, then to each. */
+static int waited_body(ferry__comm *c)
+{
+    int32_t late = c->world_size - 1;
+    int64_t waits[WORLD_MAX] = {0};
+    char x = 1;
+
+    CHECK(c->ops->barrier(c, T) == FERRY_OK);
+    c->check_arg = waits;
+    c->waited = add_wait;
+    if (c->rank == late)
+        usleep(200000);
+    for (int32_t r = 0; c->rank == late && r < late; r++)
+        CHECK(c->ops->send(c, &x, 1, r, T) == FERRY_OK);
+    if (c->rank != late) {
+        CHECK(c->ops->recv(c, &x, 1, late, T) == FERRY_OK);
+        CHECK(waits[late] > INT64_C(100000000));
+        for (int32_t r = 0; r < late; r++)
+            CHECK(waits[r] == 0);
+    }
+    c->waited = NULL;
+    CHECK(c->ops->barrier(c, T) == FERRY_OK);
+    c->waited = add_wait;
+    waits[late] = 0;
+    if (c->rank == late)
+        usleep(200000);
+    CHECK(c->ops->barrier(c, T) == FERRY_OK);
+    if (c->world_size == 2)
+        CHECK(c->rank == late || waits[late] > INT64_C(100000000));
+    return 0;
+}
+
+static void a_rank_that_is_late_is_told_of(void **state)
+{
+    (void)state;
+    assert_int_equal(run_ranks(2, 0, waited_body, 0), 0);
+    assert_int_equal(run_ranks(3, 0, waited_body, 0), 0);
+}
+
 static int abort_body(ferry__comm *c)
 {
     int64_t began = ferry__now_ns();
@@ -611,6 +661,7 @@ int comm_cases_run(const comm_maker *m)
         cmocka_unit_test(killed_rank_is_named_and_ends_the_group),
         cmocka_unit_test(killed_root_is_named),
         cmocka_unit_test(timeout_names_operation_rank_and_bound),
+        cmocka_unit_test(a_rank_that_is_late_is_told_of),
         cmocka_unit_test(abort_wakes_all),
         cmocka_unit_test(different_operations_are_refused),
         cmocka_unit_test(exposed_memory_is_pulled_without_a_call),

@@ -445,6 +445,77 @@ static void closing_within_a_round_ends_it_for_all(void **state)
     fail_in_all_places(left_body);
 }
 
+/* ---- waits ---- */
+
+static void add_wait(void *arg, int32_t peer, const char *address,
+                     int64_t from_ns)
+{
+    int64_t *waits = arg;
+
+    if (peer >= 0 && peer < COMM_WORLD_MAX && address)
+        waits[peer] += ferry__now_ns() - from_ns;
+}
+
+/* More than sockets and buffers hold between two ranks. */
+#define LONG_BUFFERS 64
+#define LONG_BYTES   ((size_t)512 << 10)
+
+static int one_long_round(ferry__comm *c, ferry__stream *s)
+{
+    size_t left = LONG_BUFFERS * LONG_BYTES;
+    uint64_t sizes[LONG_BUFFERS];
+
+    for (size_t i = 0; i < LONG_BUFFERS; i++)
+        sizes[i] = LONG_BYTES;
+    CHECK(s->ops->begin(s, sizes, LONG_BUFFERS) == FERRY_OK);
+    while (left > 0) {
+        const void *in;
+        size_t n = 0;
+        void *out;
+
+        if (c->rank == victim && left == LONG_BUFFERS * LONG_BYTES)
+            usleep(300000);
+        if (c->rank == options.root) {
+            CHECK(s->ops->reserve(s, &out, &n) == FERRY_OK);
+            memset(out, 1, n);
+            CHECK(s->ops->commit(s, n) == FERRY_OK);
+        } else {
+            CHECK(s->ops->peek(s, &in, &n) == FERRY_OK);
+            CHECK(s->ops->release(s, n) == FERRY_OK);
+        }
+        left -= n;
+    }
+    CHECK(s->ops->end(s) == FERRY_OK);
+    return 0;
+}
+
+/* The root and rank 1 are next to each other wherever ranks are. */
+static int waited_body(ferry__comm *c, ferry__stream *s)
+{
+    int64_t waits[COMM_WORLD_MAX] = {0};
+    int rc;
+
+    CHECK(c->ops->barrier(c, T) == FERRY_OK);
+    c->check_arg = waits;
+    c->waited = add_wait;
+    rc = one_long_round(c, s);
+    c->waited = NULL;
+    CHECK(rc == 0);
+    if (c->rank == 1 - victim)
+        CHECK(waits[victim] > INT64_C(100000000));
+    return 0;
+}
+
+static void a_slow_rank_is_told_of(void **state)
+{
+    int32_t world = smallest_world() < 2 ? 2 : smallest_world();
+
+    (void)state;
+    wish(0, 2, LONG_BYTES);
+    for (victim = 0; victim < 2; victim++)
+        assert_int_equal(run_ranks(world, waited_body), 0);
+}
+
 /* ---- misuse ---- */
 
 static int misuse_body(ferry__comm *c, ferry__stream *s)
@@ -513,6 +584,7 @@ int stream_cases_run(const stream_maker *m)
         cmocka_unit_test(a_killed_rank_is_named_by_all),
         cmocka_unit_test(an_abort_ends_it_for_all),
         cmocka_unit_test(closing_within_a_round_ends_it_for_all),
+        cmocka_unit_test(a_slow_rank_is_told_of),
         cmocka_unit_test(misuse_is_refused_and_harms_nothing),
     };
 

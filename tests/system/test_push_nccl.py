@@ -189,6 +189,49 @@ def test_a_trace_shows_the_wire(fleet: tuple[Server, Server],
         assert server.url.removeprefix("http://") in names
 
 
+def waits(trace: Trace, pid: int) -> dict[str, float]:
+    """How long each peer was waited for in one process, in seconds."""
+    out: dict[str, float] = {}
+    for span in trace.spans:
+        if span["pid"] == pid and span["cat"] == "wait":
+            whom = span["name"].removeprefix("waited for ")
+            assert span["args"]["busy_ms"] <= span["dur"] / 1e3 + 0.01
+            out[whom] = out.get(whom, 0) + span["args"]["busy_ms"] / 1e3
+    return out
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+@pytest.mark.parametrize("provider,apart", [
+    ("tcp", False), ("tcp", True), ("ucx", False)])
+def test_a_trace_names_the_rank_that_was_waited_for(
+    models: list[Path], tmp_path: Path, provider: str, apart: bool, slow: int
+) -> None:
+    """Hosts that are apart form a chain: there the trainer waits for rank 1,
+    and it is for rank 1 to say whom it waited for."""
+    def start(rank: int) -> Server:
+        env = {"FERRY_HOST_NAME": f"host{rank}"} if apart else {}
+        if rank == slow:
+            env["FERRY_FAULT"] = f"comm:0->{rank}:stall@{MIDDLE}=1500"
+        return Server(tmp_path / str(rank), models[0], *NCCL, *SMALL, *BOUNDS,
+                      weights=False, env=env)
+
+    path = tmp_path / "trace.json"
+    with start(1) as a, start(2) as b:
+        push(models[1], a, b, extra=("--trace", str(path), "--provider",
+                                     provider))
+        found = waits(Trace(path), 1)
+        whom = f"rank {1 if apart else slow} (127.0.0.1)"
+        assert found.pop(whom, 0) > 1.2, (whom, found)
+        assert sum(found.values()) < 0.7, found
+        if apart and slow == 2:
+            found = waits(Trace(path), 2)
+            assert found.pop("rank 2 (127.0.0.1)", 0) > 1.2, found
+            assert sum(found.values()) < 0.7, found
+            told = a.get("/ferry/status?spans=1").json["replicas"][0]["ranks"][0]
+            assert any(s["phase"] == "wait" and s["peer"] == 2 and
+                       s["address"] == "127.0.0.1" for s in told["spans"])
+
+
 def test_status_says_by_what_the_bytes_come(fleet: tuple[Server, Server],
                                             models: list[Path]) -> None:
     push(models[1], *fleet)

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -84,6 +85,46 @@ static void work_that_ended_late_joins_all_the_same(void **state)
     ferry__spans_destroy(&spans);
 }
 
+/* As many waits as of a long round: each of the first peers has its own
+ * stretches, all others share one kind, and no time is lost. */
+static void waits_are_told_apart_by_peer(void **state)
+{
+    int64_t sums[FERRY__SPANS_PEERS + 1] = {0};
+    uint32_t counts[FERRY__SPANS_PEERS + 1] = {0};
+    size_t n, limit = 2 * (FERRY__SPAN_KINDS + FERRY__SPANS_PEERS);
+
+    (void)state;
+    ferry__spans_init(&spans, limit);
+    for (int i = 0; i < 24000; i++) {
+        char address[32];
+
+        snprintf(address, sizeof(address), "10.0.0.%d", i % 12);
+        ferry__spans_put(&spans, FERRY__SPAN_LOAD, i * INT64_C(1000000),
+                         i * INT64_C(1000000) + 1);
+        ferry__spans_wait(&spans, i % 12, address, ferry__now_ns() - 2000000);
+    }
+    ferry__spans_wait(&spans, -1, "", ferry__now_ns() - 2000000);
+    n = ferry__spans_copy(&spans, out, FERRY__SPANS_MAX);
+    assert_in_range(n, FERRY__SPANS_PEERS + 2, limit);
+    for (size_t i = 0; i < n; i++) {
+        char address[32] = "";
+
+        if (out[i].kind != FERRY__SPAN_WAIT)
+            continue;
+        assert_in_range(out[i].peer + 1, 0, FERRY__SPANS_PEERS);
+        if (out[i].peer >= 0)
+            snprintf(address, sizeof(address), "10.0.0.%d", out[i].peer);
+        assert_string_equal(out[i].address, address);
+        sums[out[i].peer + 1] += out[i].busy_ns;
+        counts[out[i].peer + 1] += out[i].count;
+    }
+    for (int i = 0; i <= FERRY__SPANS_PEERS; i++) {
+        assert_int_equal(counts[i], i == 0 ? 4 * 2000 + 1 : 2000);
+        assert_true(sums[i] >= (int64_t)counts[i] * 2000000);
+    }
+    ferry__spans_destroy(&spans);
+}
+
 static void wall_times_are_of_now(void **state)
 {
     int64_t now =
@@ -101,6 +142,7 @@ int main(void)
         cmocka_unit_test(short_pauses_do_not_end_a_stretch),
         cmocka_unit_test(a_full_list_joins_its_nearest),
         cmocka_unit_test(work_that_ended_late_joins_all_the_same),
+        cmocka_unit_test(waits_are_told_apart_by_peer),
         cmocka_unit_test(wall_times_are_of_now),
     };
 

@@ -250,6 +250,13 @@ static void host_span(ferry_trainer_context *ctx, const char *phase,
     FERRY_HOST_SPAN(of(ctx)->host, of(ctx)->ctx, phase, from_ns);
 }
 
+static void host_waited(ferry_trainer_context *ctx, int32_t peer,
+                        const char *address, int64_t from_ns)
+{
+    if (FERRY_HOST_HAS(of(ctx)->host, waited))
+        of(ctx)->host->waited(of(ctx)->ctx, peer, address, from_ns);
+}
+
 /* The host that this wrapper runs in may be older than the wrapper. */
 static ferry_status no_method(const fault__trainer *t, const char *name)
 {
@@ -301,6 +308,7 @@ const ferry_trainer_host *fault__trainer_host(void)
         .span = host_span,
         .peers_are_ferry = host_peers_are_ferry,
         .peer_world_size = host_peer_world_size,
+        .waited = host_waited,
     };
 
     return &host;

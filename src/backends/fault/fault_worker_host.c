@@ -327,6 +327,13 @@ static ferry_status host_reload_finalise(ferry_worker_context *ctx)
     return of(ctx)->host->reload_finalise(of(ctx)->ctx);
 }
 
+static void host_waited(ferry_worker_context *ctx, int32_t peer,
+                        const char *address, int64_t from_ns)
+{
+    if (FERRY_WORKER_HOST_HAS(of(ctx)->host, waited))
+        of(ctx)->host->waited(of(ctx)->ctx, peer, address, from_ns);
+}
+
 const ferry_worker_host *fault__worker_host(void)
 {
     static const ferry_worker_host host = {
@@ -356,6 +363,7 @@ const ferry_worker_host *fault__worker_host(void)
         .reload_begin = host_reload_begin,
         .reload_finalise = host_reload_finalise,
         .kernel_storage = host_kernel_storage,
+        .waited = host_waited,
     };
 
     return &host;

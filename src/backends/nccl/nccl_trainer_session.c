@@ -40,6 +40,15 @@ ferry_status nccl__trainer_check(void *arg, const char *what)
     return t->host->check(t->ctx, what);
 }
 
+static void note_wait(void *arg, int32_t peer, const char *address,
+                      int64_t from_ns)
+{
+    const nccl__trainer *t = arg;
+
+    if (FERRY_HOST_HAS(t->host, waited))
+        t->host->waited(t->ctx, peer, address, from_ns);
+}
+
 /* The meeting's own bound is a little less than that on silence, so that it
  * can say which ranks did not come. */
 static int64_t meeting_ms(const nccl__trainer *t)
@@ -277,6 +286,7 @@ static ferry_status meet(nccl__trainer *t)
     FERRY_TRY(open_comm(t));
     t->group.comm->check = nccl__trainer_check;
     t->group.comm->check_arg = t;
+    t->group.comm->waited = note_wait;
     if (t->extras)
         FERRY_TRY(greet(t));
     t->digest =

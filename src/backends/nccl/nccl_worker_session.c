@@ -29,6 +29,15 @@ ferry_status nccl__worker_check(void *arg, const char *what)
     return w->host->check(w->ctx, what);
 }
 
+static void note_wait(void *arg, int32_t peer, const char *address,
+                      int64_t from_ns)
+{
+    const nccl__worker *w = arg;
+
+    if (FERRY_WORKER_HOST_HAS(w->host, waited))
+        w->host->waited(w->ctx, peer, address, from_ns);
+}
+
 /* A little less than the bound on silence, so that the meeting can say which
  * ranks did not come. */
 static int64_t meeting_ms(const nccl__worker *w)
@@ -149,6 +158,7 @@ ferry_status nccl__worker_join(nccl__worker *w,
     FERRY_TRY(open_comm(w, info, provider, rank));
     w->group.comm->check = nccl__worker_check;
     w->group.comm->check_arg = w;
+    w->group.comm->waited = note_wait;
     if (w->extras)
         FERRY_TRY(greet(w, info, provider));
     w->digest =
