@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "device/cuda_driver.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* Polls without sleeping at first: a small call takes microseconds. */
@@ -213,11 +214,36 @@ static void free_left(nccl__comm *c)
     }
 }
 
+/* What a device that hangs may still write, for good. It stays within reach,
+ * since it is kept and not lost. */
+typedef struct kept {
+    struct kept *next;
+    ferry__queue *queue;
+    ferry__event *event;
+    nccl__staging in, out;
+    nccl__buffer *left;
+} kept;
+
+static kept *_Atomic all_kept;
+
+static void keep(const nccl__comm *c)
+{
+    kept *k = ferry__alloc(sizeof(*k));
+
+    if (!k)
+        return;
+    *k = (kept){atomic_load(&all_kept), c->queue,      c->event,
+                c->staged_in,           c->staged_out, c->left};
+    while (!atomic_compare_exchange_weak(&all_kept, &k->next, k)) {
+    }
+}
+
 void ferry__nccl_job_end(nccl__comm *c)
 {
     /* To free what a device may still write would write over what comes
      * next there, or wait for a device that hangs. */
     if (c->unfinished && c->memory->event_query(c->event) == FERRY_EBUSY) {
+        keep(c);
         ferry__log(FERRY_LOG_WARN,
                    "nccl: rank %d: the device still works on a call that "
                    "failed; its buffers stay for good",
