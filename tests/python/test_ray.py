@@ -267,13 +267,16 @@ def test_c8_requests_of_any_kind_and_what_the_server_says(
     status = client.status()
     assert (status["server"], status["backend"]) == ("ferry", "ipc")
     # A list of two, of which one is no Ferry.
-    both = RayVLLMWeightSyncClient([handle, *actors("")])
+    other, = actors("")
+    both = RayVLLMWeightSyncClient([handle, other])
     assert both.status()["not_ferry"] == both.peers()[1:]
-    # One of several clients of any kind.
-    every = FanoutWeightSyncClient([client, RayVLLMWeightSyncClient(handle)])
-    assert every.world_size() == 2
-    assert every.peers() == client.peers() * 2
-    assert len(every.status()["replicas"]) == 2
+    # One of several clients of any kind, and one server twice.
+    every = FanoutWeightSyncClient([client, RayVLLMWeightSyncClient(other)])
+    assert every.peers() == both.peers()
+    assert every.status()["not_ferry"] == both.peers()[1:]
+    twice = FanoutWeightSyncClient([client, RayVLLMWeightSyncClient(handle)])
+    with pytest.raises(ArgumentError, match="are the same server"):
+        twice.status()
     bad = {"no_such_field": 1}
     for request in (bad, {"init_info": bad},
                     WeightTransferInitRequest(init_info=bad)):

@@ -71,6 +71,8 @@ def test_states_are_known_and_all_but_not_yet_show_a_test():
             wrong.append(f"{name}: is said to work, and no test shows it")
         if state != "works" and not missing:
             wrong.append(f"{name}: what is missing is not said")
+        if "::" in missing:
+            wrong.append(f"{name}: a test is named as missing")
     assert not wrong, "\n".join(wrong)
 
 
