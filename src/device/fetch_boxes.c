@@ -215,9 +215,12 @@ static int64_t make_hull(const ferry_tensor *t, sorted *h, ferry_tensor *view)
         op->dst_stride[d] = view->stride[h->dim[d]] = span;
         span *= op->shape[d];
     }
-    op->ndim = k + 2;
-    op->shape[k + 1] = run;
-    op->src_stride[k + 1] = op->dst_stride[k + 1] = 1;
+    op->ndim = k + 1;
+    if (run > 1) { /* else all dimensions may be in use */
+        op->shape[op->ndim] = run;
+        op->src_stride[op->ndim] = op->dst_stride[op->ndim] = 1;
+        op->ndim++;
+    }
     return span;
 }
 

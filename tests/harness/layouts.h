@@ -10,7 +10,7 @@ typedef struct layout {
     const char *label;
     ferry_dtype dtype;
     int32_t ndim;
-    int64_t shape[4], stride[4], offset;
+    int64_t shape[FERRY_MAX_DIMS], stride[FERRY_MAX_DIMS], offset;
     int64_t elements; /* of the memory */
 } layout;
 
@@ -57,6 +57,13 @@ static const layout layouts[] = {
     {"backwards", BF16, 1, {100}, {-1}, 99, 100},
     {"rows backwards", BF16, 2, {20, 400}, {-500, 1}, 9500, 10000},
     {"both backwards", F32, 2, {6, 5}, {-10, -2}, 58, 60},
+    {"every dimension that there is",
+     F32,
+     8,
+     {2, 2, 2, 2, 2, 2, 2, 2},
+     {2048, 1024, 512, 256, 128, 64, 32, 16},
+     0,
+     4081},
     {"windows that overlap", F32, 2, {50, 20}, {3, 1}, 0, 167},
     {"four dimensions", U8, 4, {3, 4, 5, 6}, {400, 6, 24, 1}, 0, 1200},
 };
