@@ -127,6 +127,7 @@ ferry_status ferry__replica_start(ferry__replica *r)
     pthread_mutex_lock(&r->step_io);
     close_ends(&r->ranks);
     r->ranks = ends;
+    ferry__replica_status_fresh(r);
     pthread_mutex_unlock(&r->step_io);
     pthread_mutex_unlock(&s->calls);
     pthread_mutex_lock(&r->lock);

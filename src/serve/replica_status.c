@@ -20,6 +20,7 @@
 typedef struct visit {
     ferry__replica *r;
     int32_t n;
+    uint64_t first; /* the question that it was begun for */
     bool pending[FERRY__TP_MAX];
     uint64_t question[FERRY__TP_MAX];
     int64_t sent_ns[FERRY__TP_MAX];
@@ -116,7 +117,8 @@ static ferry_status hear_some(visit *v)
     return FERRY_OK;
 }
 
-/* How many answers are awaited, and since when the longest. */
+/* How many answers are awaited, and since when one to the first question:
+ * later ones do not lengthen the visit. */
 static int32_t count_pending(const visit *v, int64_t *out_since_ns)
 {
     int32_t n = 0;
@@ -124,7 +126,8 @@ static int32_t count_pending(const visit *v, int64_t *out_since_ns)
     *out_since_ns = INT64_MAX;
     for (int32_t i = 0; i < v->n; i++) {
         n += v->pending[i];
-        if (v->pending[i] && v->sent_ns[i] < *out_since_ns)
+        if (v->pending[i] && v->question[i] == v->first &&
+            v->sent_ns[i] < *out_since_ns)
             *out_since_ns = v->sent_ns[i];
     }
     return n;
@@ -146,7 +149,8 @@ static ferry_status visit_ranks(visit *v)
     ferry__asker *a = &v->r->asker;
     int64_t since_ns;
 
-    FERRY_TRY(ask(v, newest_question(a)));
+    v->first = newest_question(a);
+    FERRY_TRY(ask(v, v->first));
     /* A server that stops has no more use for its ranks. */
     while (count_pending(v, &since_ns) > 0 && !stops(a)) {
         FERRY_TRY(hear_some(v));
@@ -266,7 +270,7 @@ json_t *ferry__replica_status_take(ferry__replica *r, uint64_t question,
         json_t *o = a->said[i] == NULL ? NULL : json_deep_copy(a->said[i]);
 
         if (o != NULL) {
-            json_object_set_new(o, "pid", json_integer(r->ranks.pids[i]));
+            json_object_set_new(o, "pid", json_integer(a->pids[i]));
             json_object_set_new(o, "answered",
                                 json_boolean(a->heard[i] >= question));
         }
@@ -274,6 +278,19 @@ json_t *ferry__replica_status_take(ferry__replica *r, uint64_t question,
     }
     pthread_mutex_unlock(&a->lock);
     return array;
+}
+
+void ferry__replica_status_fresh(ferry__replica *r)
+{
+    ferry__asker *a = &r->asker;
+
+    pthread_mutex_lock(&a->lock);
+    for (int i = 0; i < FERRY__TP_MAX; i++) {
+        json_decref(a->said[i]);
+        a->said[i] = NULL;
+        a->pids[i] = r->ranks.pids[i];
+    }
+    pthread_mutex_unlock(&a->lock);
 }
 
 void ferry__replica_status_said(ferry__replica *r, int32_t rank,

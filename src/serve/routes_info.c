@@ -120,9 +120,12 @@ static void handle_status(ferry__exchange *x)
 
     for (int32_t i = 0; questions != NULL && i < o->dp_size; i++)
         questions[i] = ferry__replica_status_ask(&s->replicas[i]);
-    for (int32_t i = 0; questions != NULL && i < o->dp_size; i++)
+    /* Without room for their numbers: 0, which is answered already. */
+    for (int32_t i = 0; i < o->dp_size; i++)
         json_array_append_new(
-            replicas, replica_status(&s->replicas[i], questions[i], &until));
+            replicas,
+            replica_status(&s->replicas[i],
+                           questions != NULL ? questions[i] : 0, &until));
     ferry__free(questions);
     pthread_mutex_lock(&s->lock);
     out = json_pack(

@@ -32,8 +32,9 @@ typedef struct ferry__asker {
     pthread_mutex_t lock; /* all below */
     pthread_cond_t cond;
     bool stop;
-    uint64_t asked;                /* questions, by number */
-    uint64_t done;                 /* up to here no answer comes any more */
+    uint64_t asked; /* questions, by number */
+    uint64_t done;  /* up to here no answer comes any more */
+    int32_t pids[FERRY__TP_MAX];
     json_t *said[FERRY__TP_MAX];   /* a rank's last words; NULL: none */
     uint64_t heard[FERRY__TP_MAX]; /* which were to this question */
 } ferry__asker;
@@ -159,6 +160,8 @@ uint64_t ferry__replica_status_ask(ferry__replica *r);
  * lost, whoever still waits. */
 json_t *ferry__replica_status_take(ferry__replica *r, uint64_t question,
                                    const ferry__deadline *until);
+/* Other ranks are there, which have said nothing yet. Under step_io. */
+void ferry__replica_status_fresh(ferry__replica *r);
 /* What a rank has said of itself elsewhere. */
 void ferry__replica_status_said(ferry__replica *r, int32_t rank,
                                 const json_t *status);
