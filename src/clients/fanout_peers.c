@@ -291,11 +291,14 @@ ferry_status ferry__fanout_init(void *self, const char *init_info)
     if (f->ops.world_size && init_info &&
         ferry__json_parse("init info", init_info, strlen(init_info), &info) < 0)
         info = NULL;
-    if (json_is_integer(json_object_get(info, "rank_offset")))
+    if (json_is_integer(json_object_get(info, "rank_offset"))) {
         status = init_each(f, info);
-    else
+    } else {
+        for (size_t i = 0; i < f->count; i++)
+            ferry__fanout_ranks_set(f, i, 0, 0);
         status = ferry__fanout_call(f, one_init_same,
                                     (void *)(uintptr_t)init_info, true, NULL);
+    }
     json_decref(info);
     ferry__fanout_release(f);
     return status;

@@ -315,8 +315,10 @@ static uint64_t moved_of(nccl__comm *c)
         c->moved = c->comm ? c->lib->moved(c->comm) : c->moved;
         return c->moved;
     }
-    if (c->state != NCCL__GIVEN)
+    if (c->state == NCCL__IDLE)
         return c->moved;
+    if (c->state == NCCL__DONE)
+        return c->moved + size_of(&c->job);
     assumed =
         (uint64_t)(ferry__now_ns() - c->job_began_ns) / 1000000 * BYTES_PER_MS;
     return c->moved + (assumed < size_of(&c->job) ? assumed : size_of(&c->job));

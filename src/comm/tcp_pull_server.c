@@ -345,6 +345,8 @@ void ferry__tcp_pull_server_close(tcp__pull_server **server)
         eventfd_write(s->stop, 1);
         pthread_join(s->thread, NULL);
     }
+    ferry__log_limit_flush(&s->refused, FERRY_LOG_WARN,
+                           "expose: a connection is refused", true);
     for (size_t i = 0; i < s->n_clients; i++)
         close(s->clients[i].fd);
     while (s->exposed)

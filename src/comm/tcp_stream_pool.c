@@ -323,7 +323,7 @@ bool ferry__pool_is_full(const tcp__pool *p)
 
         most = (int32_t)n > (int32_t)most ? n : most;
     }
-    return most >= p->n_slots;
+    return most >= p->n_most;
 }
 
 int32_t ferry__pool_slowest(const tcp__pool *p)

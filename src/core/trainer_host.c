@@ -74,7 +74,7 @@ static void host_progress(ferry_trainer_context *ctx, uint64_t bytes)
     t->bytes_sent += bytes;
     done = t->bytes_sent;
     pthread_mutex_unlock(&t->lock);
-    if (t->progress != NULL)
+    if (bytes > 0 && t->progress != NULL)
         t->progress(t->progress_arg, done < total ? done : total, total);
 }
 
