@@ -73,7 +73,9 @@ class Receiver:
         self._failures = Failures()
         self._taken: dict[str, Any] = {}
         self._announced: Announced = []
-        self._before: Announced = []  # by the last round that was finished
+        # By the last round that was finished, of the model and of the draft.
+        self._before: dict[bool, Announced] = {}
+        self._draft = False
         self._handle = ffi.new_handle(self)
         self._keep = [
             ffi.new("char[]", encode(backend)), ffi.new("char[]", b"vllm")
@@ -103,13 +105,13 @@ class Receiver:
 
     def init(self, init_info: dict[str, Any]) -> None:
         """Open the channel; ends a round that a former trainer left."""
-        self._taken, self._before = {}, []
+        self._taken, self._before = {}, {}
         self._call(lib.ferry_worker_init_transfer_engine,
                    encode(json.dumps(init_info)))
 
     def start(self, draft: bool = False) -> None:
         """Begin a round."""
-        self._taken, self._announced = {}, []
+        self._taken, self._announced, self._draft = {}, [], draft
         self._call(lib.ferry_worker_start_draft_weight_update if draft
                    else lib.ferry_worker_start_weight_update)
 
@@ -133,7 +135,8 @@ class Receiver:
         Empty lists announce what the round before did.
         """
         lists = [update_info.get(key) or [] for key in _LISTS]
-        announced: Announced = list(zip(*lists, strict=True)) or self._before
+        announced: Announced = (list(zip(*lists, strict=True))
+                                or self._before.get(self._draft, []))
         self._announced = self._announced + announced
         for name, dtype, shape in announced:
             if 0 in shape:
@@ -158,7 +161,8 @@ class Receiver:
     def commit(self) -> None:
         """End a round that was prepared."""
         self._call(lib.ferry_worker_commit_weight_update, ffi.NULL)
-        self._before = self._announced or self._before
+        if self._announced:
+            self._before[self._draft] = self._announced
 
     def abort(self) -> None:
         """Drop the round if there is one. Any thread."""
