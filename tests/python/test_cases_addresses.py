@@ -87,7 +87,7 @@ def test_o17_a_taken_port_is_named_before_anybody_is_told(
         with pytest.raises(FerryError, match=f"127.0.0.1:{port}"):
             with training("nccl", client, source, master_port=port):
                 pass
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
     assert client.calls == []
     with training("nccl", client, source, master_port=port) as engine:
         engine.send_weights()

@@ -44,6 +44,9 @@ class Trainers:
     def begin(self, served: Any, folder: Path, **plan: Any) -> int:
         """Start one; gives its process."""
         backend, server = served
+        self.bound.cancel()
+        self.bound = threading.Timer(100, self.kill)  # of each trainer
+        self.bound.start()
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({
             "backend": backend, "url": server.url, "folder": str(folder),

@@ -94,12 +94,18 @@ def test_o57_labels_say_what_made_each_token(
         engine.send_weights(weight_version="o57-2")
         client.resume()
         assert came_in_the_pause.versions() == ["o57-2"]
-        # One that runs across has tokens of both, and says where.
-        across = Asking(server, 250)
-        assert server.wait_running()
-        client.pause()
-        engine.send_weights(weight_version="o57-3")
-        client.resume()
+        # One that runs across has tokens of both, and says where. A pause
+        # may fall before the first token or behind the last one: once more.
+        for _ in range(20):
+            engine.send_weights(weight_version="o57-2")
+            across = Asking(server, 250)
+            server.wait_running(2)
+            time.sleep(0.004)
+            client.pause()
+            engine.send_weights(weight_version="o57-3")
+            client.resume()
+            if across.versions() == ["o57-2", "o57-3"]:
+                break
         assert across.versions() == ["o57-2", "o57-3"]
         spans = across.got[0]["weight_versions"]
         assert spans[0]["start"] == 0 and spans[1]["end"] == 250
@@ -141,14 +147,14 @@ def test_o21_a_trainer_that_never_sends_is_no_success(
     tensors = models.tensors(folders[1])
     client = Bent(server.url)
     with training(backend, client, Items(tensors),
-                  no_progress_ms=600) as engine:
+                  no_progress_ms=2500) as engine:
         engine.send_weights(weight_version="sent")
         # The same words again, but the trainer is not in a round.
         client.start_weight_update()
         began = time.monotonic()
         with pytest.raises(FerryError) as refused:
             client.update_weights(client.updates[0])
-        assert time.monotonic() - began < 5, refused.value
+        assert time.monotonic() - began < 20, refused.value
         assert server.checksums() == models.digests(folders[1])
         assert server.get("/weight_info").json == {"weight_version": "sent"}
     with training(backend, server.url, Items(tensors)) as engine:
@@ -259,10 +265,10 @@ def test_o13_a_call_s_own_bound_ends_the_round_at_the_server(
 ) -> None:
     """The client gives up; the server is ready for the next round at once."""
     backend, server = served
-    client = HTTPVLLMWeightSyncClient(server.url, timeout=0.5)
+    client = HTTPVLLMWeightSyncClient(server.url, timeout=3)
     source = Slow(models.tensors(folders[2]))
     with training(backend, client, source) as engine:
-        source.seconds = 0.5
+        source.seconds = 1.5
         with pytest.raises(FerryError, match="update_weights"):
             engine.send_weights()
         assert server.status()["running_call"] is None

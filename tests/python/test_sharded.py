@@ -34,7 +34,7 @@ def reports(
         env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
     said: dict[str, list[dict[str, Any]]] = {}
     try:
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=110)
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)

@@ -133,7 +133,7 @@ def test_e7_replicas_hold_one_checkpoint_beside_the_model(
         print(told)
         # Both replicas held it, so the measure is one; and nobody twice.
         assert grown[1] > 0.7 * size, told
-        assert grown[0] < 1.5 * size, told
+        assert grown[0] < 1.75 * size, told
 
 
 def test_a_round_that_replicas_refuse_changes_none(
