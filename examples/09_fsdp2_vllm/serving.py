@@ -14,6 +14,7 @@ import ctypes
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -54,6 +55,8 @@ def serving(
         What a server that is started gets as engine and as model.
     """
     if options.url:
+        if not options.model:
+            raise SystemExit("--url needs --model, the folder it serves")
         file = Path(options.model, "config.json")
         yield options.url, json.loads(file.read_text())
         return
@@ -63,14 +66,21 @@ def serving(
             yield url, config
 
 
+def free_port() -> int:
+    """Find a port below those that the kernel hands out meanwhile."""
+    for port in random.sample(range(10000, 32768), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port")
+
+
 @contextlib.contextmanager
 def started(
     folder: Path, backend: str, config: dict[str, Any]
 ) -> Iterator[str]:
     """Run vLLM over a folder that holds a config.json and nothing else."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     log = folder / "vllm.log"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -122,7 +132,7 @@ def call(
 ) -> Any:
     """Make one call; returns the answer's JSON."""
     connection = http.client.HTTPConnection(
-        urllib.parse.urlsplit(url).netloc, timeout=60)
+        urllib.parse.urlsplit(url).netloc, timeout=300)
     with contextlib.closing(connection):
         connection.request(method, path, json.dumps(body),
                            {"Content-Type": "application/json"})

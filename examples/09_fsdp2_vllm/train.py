@@ -79,7 +79,8 @@ def train(
 
     # The whole of Ferry: what goes out, who gets it, how.
     source = Cast(
-        ModuleSource(model), getattr(torch, config["torch_dtype"]))
+        ModuleSource(model),
+        getattr(torch, config.get("dtype") or config["torch_dtype"]))
     engine = WeightTransferTrainerFactory.trainer_init(
         IPCTrainerInitInfo(rank=rank) if backend == "ferry_ipc"
         else NCCLTrainerInitInfo(rank=rank, peers="ferry"),

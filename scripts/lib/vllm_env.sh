@@ -152,7 +152,7 @@ setup_vllm_next() {
         vllm_env_pip 120 install --no-deps --target "$folder" \
             $VLLM_ENV_NEXT_NEEDS || return
     wheel=$(ls "$VLLM_ENV_WHEELS"/vllm-"${VLLM_ENV_NEXT##*==}"-*.whl)
-    "$VLLM_ENV/bin/python" - "$wheel" "$folder" "${VLLM_ENV_NEXT##*==}" <<'PY'
+    "$VLLM_ENV/bin/python" - "$wheel" "$folder" "${VLLM_ENV_NEXT##*==}" <<'PY' ||
 import shutil, sys, sysconfig, zipfile
 from pathlib import Path
 wheel, folder, version = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
@@ -168,6 +168,7 @@ info.mkdir()
 (info / "METADATA").write_text(
     f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 PY
+        { vllm_env_fail "$VLLM_ENV_NEXT could not be unpacked"; return; }
     # The tests write no bytecode, and each of a server's processes wants it.
     nice -n 10 "$VLLM_ENV/bin/python" -m compileall -q "$folder/vllm" \
         >/dev/null 2>&1 || true

@@ -2,7 +2,8 @@
 /* Boxes of a device's memory as copies of rows, and the box that a strided
  * tensor is best fetched by.
  * Invariant: between two waits the queue of a device holds a bounded number
- * of copies and bytes, so that a cancel and the bounds are seen soon. */
+ * of copies and bytes, so that a cancel and the bounds are seen soon. (A
+ * driver may wait for a copy to pageable memory in the call that asks it.) */
 #include "device/fetch_private.h"
 
 #include <string.h>
