@@ -327,7 +327,7 @@ static int check_body(ferry__comm *c, ferry__stream *s)
         together_await(c->world_size - 1);
     }
     status = stream_on(c, s, 0);
-    rc = check_failure(c, s, status, c->rank == silent ? 1500 : 400);
+    rc = check_failure(c, s, status, c->rank == silent ? 4000 : 3000);
     if (c->rank == victim)
         CHECK(strstr(ferry_last_error(), "the owner had enough"));
     together_end(c->world_size);
@@ -378,7 +378,7 @@ static int abort_body(ferry__comm *c, ferry__stream *s)
     }
     status = stream_on(c, s, 0);
     CHECK(status == FERRY_ECANCELED || status == FERRY_EPEER);
-    rc = check_failure(c, s, status, 500);
+    rc = check_failure(c, s, status, 3000);
     together_end(c->world_size);
     return rc;
 }
@@ -397,7 +397,7 @@ static int left_body(ferry__comm *c, ferry__stream *s)
         return 0; /* and closes in the middle of the round */
     }
     status = stream_on(c, s, 0);
-    return check_failure(c, s, status, 1000);
+    return check_failure(c, s, status, 4000);
 }
 
 static void fail_in_all_places(body_fn body)

@@ -9,13 +9,13 @@ int main(void)
                                        .group = &stream_group_local,
                                        .open = ferry__stream_buffered,
                                        .path = "local",
-                                       .death_ms = 1500,
+                                       .death_ms = 3000,
                                        .names_the_first = true};
     static const stream_maker tcp = {.name = "buffered over tcp",
                                      .group = &stream_group_one_host,
                                      .open = ferry__stream_buffered,
                                      .path = "tcp",
-                                     .death_ms = 1000};
+                                     .death_ms = 3000};
     int failed = stream_cases_run(&local);
 
     return failed + stream_cases_run(&tcp);

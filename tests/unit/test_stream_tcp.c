@@ -82,13 +82,13 @@ static int run_apart(void)
                                           .open = open_networks,
                                           .world_min = 2,
                                           .fails_in = 3,
-                                          .death_ms = 400};
+                                          .death_ms = 3000};
     static const stream_maker users = {.name = "a rank of another user",
                                        .group = &stream_group_one_host,
                                        .open = open_users,
                                        .world_min = 2,
                                        .fails_in = 3,
-                                       .death_ms = 400};
+                                       .death_ms = 3000};
     int failed = 0;
 
     if (geteuid() == 0 && networks_can_be_made())
@@ -105,18 +105,18 @@ int main(void)
          .group = &stream_group_one_host,
          .open = ferry__stream_open,
          .path = "shared",
-         .death_ms = 200},
+         .death_ms = 3000},
         {.name = "tcp's own, hosts of one rank",
          .group = &stream_group_own_hosts,
          .open = ferry__stream_open,
          .path = "tcp",
-         .death_ms = 400},
+         .death_ms = 3000},
         {.name = "tcp's own, hosts of two ranks",
          .group = &stream_group_mixed_hosts,
          .open = ferry__stream_open,
          .path = "tcp+shared",
          .world_min = 3,
-         .death_ms = 400},
+         .death_ms = 3000},
     };
     int failed = 0;
 
