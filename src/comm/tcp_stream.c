@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The caller's side of a tcp group's stream. Waits sleep on gates in shared
- * memory and look around between slices: the owner's check, aborts and
- * failures that are told of, ranks that are gone, threads that failed.
+/* The caller's side of a tcp group's stream; its waits are in
+ * tcp_stream_wait.c.
  * Invariant: after one failure the group is broken and every later call
  * fails alike. */
 #include "comm/tcp_stream.h"
@@ -9,7 +8,6 @@
 #include "base/alloc.h"
 #include "base/log.h"
 
-#include <stdio.h>
 #include <string.h>
 
 static tcp__stream *of(ferry__stream *s)
@@ -29,162 +27,7 @@ static ferry_status failed_before(const tcp__stream *s)
     return FERRY_OK;
 }
 
-/* The threads hold slots and connections of a group that is over. */
-static ferry_status give_up(tcp__stream *s, ferry_status status)
-{
-    s->failed = status;
-    snprintf(s->line, sizeof(s->line), "%s", ferry_last_error());
-    ferry__tcp_break(s->c, status);
-    atomic_store(&s->stop, true);
-    return ferry__fail_line(status, s->line);
-}
-
-/* Other than any rank. */
-#define NOBODY (-2)
-
-/* ---- looking around ---- */
-
-static ferry_status thread_error(tcp__stream *s, const char *what)
-{
-    tcp__call call = {what, {0, 0}};
-    ferry_status status = FERRY_OK;
-    bool has_error;
-
-    pthread_mutex_lock(&s->lock);
-    has_error = s->has_error;
-    pthread_mutex_unlock(&s->lock);
-    if (has_error && s->error_peer >= 0)
-        status = ferry__tcp_lost(s->c, &call, s->error_peer, s->error_errno);
-    else if (has_error)
-        status = ferry__fail_line(s->error, s->error_line);
-    return status;
-}
-
-/* A rank that has ended the round is not missed before the next one. */
-static ferry_status none_gone(const tcp__stream *s, const char *what)
-{
-    tcp__call call = {what, {0, 0}};
-    const ferry__comm *c = s->base.comm;
-
-    for (int32_t r = 0; r < c->world_size; r++) {
-        const tcp__peer *p = &s->c->peers[r];
-        bool mate = s->hosts[r] == s->hosts[c->rank];
-
-        if (r == c->rank || (!p->gone && !p->left))
-            continue;
-        if (r != s->o.root && mate &&
-            atomic_load(&s->pool.head->readers[r].ended) == s->round)
-            continue;
-        if (mate || !p->left)
-            return ferry__tcp_lost(s->c, &call, r, 0);
-    }
-    return FERRY_OK;
-}
-
-static ferry_status look(tcp__stream *s, const char *what)
-{
-    FERRY_TRY(ferry__tcp_listen_all(s->c, what));
-    FERRY_TRY(thread_error(s, what));
-    return none_gone(s, what);
-}
-
-/* What a call waits for. `poll` waits itself, for a slice, and answers
- * FERRY_DONE when it is not yet; `progress` changes when anything moves. */
-typedef struct goal {
-    const char *what;
-    const char *how; /* what the culprit did not do */
-    ferry_status (*poll)(tcp__stream *s, int64_t slice_ms);
-    uint64_t (*progress)(tcp__stream *s);
-    int32_t (*culprit)(tcp__stream *s);
-    /* For traces: who is behind it, and whether there is nothing to wait for
-     * (NULL: that is not known). */
-    int32_t (*holder)(tcp__stream *s);
-    bool (*ready)(tcp__stream *s);
-} goal;
-
-static ferry_status look_in_time(tcp__stream *s, const goal *g,
-                                 int64_t since_ns)
-{
-    int64_t bound = s->o.no_progress_ms;
-    tcp__call call = {g->what, {0, 0}};
-
-    FERRY_TRY(look(s, g->what));
-    if (bound == 0 || (ferry__now_ns() - since_ns) / 1000000 < bound)
-        return FERRY_OK;
-    return ferry__tcp_time_out(s->c, &call, g->culprit(s), g->how,
-                               FERRY_ENOPROGRESS, bound);
-}
-
-/* The owner's bounds are often those of the stream: only here is it known
- * who is waited for. */
-static ferry_status check_owner(tcp__stream *s, const goal *g)
-{
-    const ferry__comm *c = s->base.comm;
-    ferry_status status = c->check ? c->check(c->check_arg, g->what) : FERRY_OK;
-    char line[1024];
-
-    if (status != FERRY_ENOPROGRESS && status != FERRY_ETIMEOUT)
-        return status;
-    snprintf(line, sizeof(line), "%s", ferry_last_error());
-    return ferry_fail(status, "%s, rank %d %s", line, g->culprit(s), g->how);
-}
-
-/* Whose wait it is, and since when: of a long one, told in parts where
- * another rank comes to be the last. */
-typedef struct blame {
-    int32_t peer;
-    int64_t from_ns; /* 0: nobody wants to know */
-} blame;
-
-static void tell_wait(tcp__stream *s, blame *b, int32_t next)
-{
-    if (b->from_ns == 0 || next == b->peer)
-        return;
-    ferry__tcp_waited(s->c, b->peer, b->from_ns);
-    *b = (blame){next, ferry__comm_wait_ns(s->base.comm)};
-}
-
-static ferry_status await_goal(tcp__stream *s, const goal *g, blame *b)
-{
-    ferry_status status = g->poll(s, TCP__STREAM_SLICE_MS);
-    int64_t since_ns = ferry__now_ns();
-    uint64_t seen = status == FERRY_DONE ? g->progress(s) : 0;
-
-    if (atomic_load(&s->c->aborted))
-        return give_up(s, ferry__tcp_listen_all(s->c, g->what));
-    while (status == FERRY_DONE) {
-        ferry_status bad = check_owner(s, g);
-        uint64_t now;
-
-        tell_wait(s, b, g->holder(s));
-        if (bad < 0)
-            return give_up(s, bad);
-        bad = look_in_time(s, g, since_ns);
-        /* It may have come with the last word of a rank that then left. */
-        status = g->poll(s, bad < 0 ? 0 : TCP__STREAM_SLICE_MS);
-        if (bad < 0 && status == FERRY_DONE)
-            return give_up(s, bad);
-        now = g->progress(s);
-        if (now != seen) {
-            since_ns = ferry__now_ns();
-            atomic_fetch_add(&s->c->streamed, 1);
-        }
-        seen = now;
-    }
-    return status < 0 ? give_up(s, status) : FERRY_OK;
-}
-
-static ferry_status await(tcp__stream *s, const goal *g)
-{
-    blame b = {NOBODY, 0};
-    ferry_status status;
-
-    if (s->base.comm->waited && !(g->ready && g->ready(s)))
-        b = (blame){g->holder(s), ferry__comm_wait_ns(s->base.comm)};
-    status = await_goal(s, g, &b);
-    tell_wait(s, &b, NOBODY);
-    return status;
-}
+/* ---- what waits are for ---- */
 
 static uint64_t progress_of(tcp__stream *s)
 {
@@ -283,10 +126,10 @@ static ferry_status stream_begin(ferry__stream *base, const uint64_t *sizes,
     /* Rounds that never wait would not hear of anything. */
     status = ferry__tcp_enter(s->c, "stream", s->o.timeout_ms, &call);
     if (status < 0)
-        return give_up(s, status);
+        return ferry__tcp_stream_give_up(s, status);
     status = keep_sizes(s, sizes, n);
     if (status < 0)
-        return give_up(s, status);
+        return ferry__tcp_stream_give_up(s, status);
     s->n = n;
     s->at = 0;
     s->pos = 0;
@@ -341,17 +184,17 @@ static size_t room_of(const tcp__stream *s)
 static ferry_status stream_reserve(ferry__stream *base, void **out,
                                    size_t *out_size)
 {
-    static const goal g = {"stream: waiting for room",
-                           "used nothing more",
-                           poll_slot,
-                           progress_of,
-                           slowest,
-                           slowest,
-                           has_slot};
+    static const tcp__goal g = {"stream: waiting for room",
+                                "used nothing more",
+                                poll_slot,
+                                progress_of,
+                                slowest,
+                                slowest,
+                                has_slot};
     tcp__stream *s = of(base);
 
     FERRY_TRY(check_place(s, "reserve", true));
-    FERRY_TRY(await(s, &g));
+    FERRY_TRY(ferry__tcp_stream_await(s, &g));
     *out = ferry__pool_slot(&s->pool);
     *out_size = room_of(s);
     return FERRY_OK;
@@ -387,19 +230,19 @@ static bool has_piece(tcp__stream *s)
 static ferry_status stream_peek(ferry__stream *base, const void **out,
                                 size_t *out_size)
 {
-    static const goal g = {"stream: waiting for bytes",
-                           "sent nothing more",
-                           poll_piece,
-                           progress_of,
-                           source_of,
-                           sender_held_by,
-                           has_piece};
+    static const tcp__goal g = {"stream: waiting for bytes",
+                                "sent nothing more",
+                                poll_piece,
+                                progress_of,
+                                source_of,
+                                sender_held_by,
+                                has_piece};
     tcp__stream *s = of(base);
 
     FERRY_TRY(check_place(s, "peek", false));
-    FERRY_TRY(await(s, &g));
+    FERRY_TRY(ferry__tcp_stream_await(s, &g));
     if (s->piece_bytes > s->sizes[s->at] - s->pos)
-        return give_up(
+        return ferry__tcp_stream_give_up(
             s,
             ferry_fail(FERRY_EMISMATCH,
                        "stream: a piece of %zu bytes came, %llu are left "
@@ -449,20 +292,20 @@ static ferry_status poll_threads(tcp__stream *s, int64_t slice_ms)
 
 static ferry_status stream_end(ferry__stream *base)
 {
-    static const goal users = {"stream: waiting for its end",
-                               "used nothing more",
-                               poll_users,
-                               progress_of,
-                               slowest,
-                               slowest,
-                               NULL};
-    static const goal threads = {"stream: waiting for its end",
-                                 "used nothing more",
-                                 poll_threads,
-                                 progress_of,
-                                 slowest,
-                                 slowest,
-                                 NULL};
+    static const tcp__goal users = {"stream: waiting for its end",
+                                    "used nothing more",
+                                    poll_users,
+                                    progress_of,
+                                    slowest,
+                                    slowest,
+                                    NULL};
+    static const tcp__goal threads = {"stream: waiting for its end",
+                                      "used nothing more",
+                                      poll_threads,
+                                      progress_of,
+                                      slowest,
+                                      slowest,
+                                      NULL};
     tcp__stream *s = of(base);
 
     FERRY_TRY(failed_before(s));
@@ -474,9 +317,9 @@ static ferry_status stream_end(ferry__stream *base)
         atomic_store(&s->pool.head->readers[s->base.comm->rank].ended,
                      s->round);
     if (is_root(s))
-        FERRY_TRY(await(s, &users));
+        FERRY_TRY(ferry__tcp_stream_await(s, &users));
     else if (s->receiver.started)
-        FERRY_TRY(await(s, &threads));
+        FERRY_TRY(ferry__tcp_stream_await(s, &threads));
     s->base.peak_bytes = atomic_load(&s->pool.head->peak_bytes);
     s->in_round = false;
     return FERRY_OK;
@@ -490,9 +333,10 @@ static void stream_close(ferry__stream *base)
     tcp__stream *s = of(base);
 
     if (s->in_round && s->failed == FERRY_OK && s->round > 0)
-        give_up(s, ferry_fail(FERRY_ECANCELED,
-                              "stream: rank %d closed it within a round",
-                              base->comm->rank));
+        ferry__tcp_stream_give_up(
+            s, ferry_fail(FERRY_ECANCELED,
+                          "stream: rank %d closed it within a round",
+                          base->comm->rank));
     ferry__tcp_stream_stop(s);
     ferry__pool_close(&s->pool);
     ferry__free(s->sizes);

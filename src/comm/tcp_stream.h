@@ -77,6 +77,29 @@ static inline bool ferry__tcp_stream_leads(const tcp__stream *s)
     return s->leader == s->base.comm->rank;
 }
 
+/* ---- tcp_stream_wait.c ---- */
+
+/* What a call waits for. `poll` waits itself, for a slice, and answers
+ * FERRY_DONE when it is not yet; `progress` changes when anything moves. */
+typedef struct tcp__goal {
+    const char *what;
+    const char *how; /* what the culprit did not do */
+    ferry_status (*poll)(tcp__stream *s, int64_t slice_ms);
+    uint64_t (*progress)(tcp__stream *s);
+    int32_t (*culprit)(tcp__stream *s);
+    /* For traces: who is behind it, and whether there is nothing to wait for
+     * (NULL: that is not known). */
+    int32_t (*holder)(tcp__stream *s);
+    bool (*ready)(tcp__stream *s);
+} tcp__goal;
+
+ferry_status ferry__tcp_stream_await(tcp__stream *s, const tcp__goal *g);
+/* After a failure of the caller: threads hold slots and connections of a
+ * group that is over. Returns the failure. */
+ferry_status ferry__tcp_stream_give_up(tcp__stream *s, ferry_status status);
+
+/* ---- tcp_stream.c, tcp_stream_share.c, tcp_stream_wire.c ---- */
+
 /* comm_ops.stream_open. */
 ferry_status ferry__tcp_stream_open(ferry__comm *comm,
                                     const ferry__stream_options *options,
