@@ -76,7 +76,7 @@ typedef struct nccl__comm {
     nccl__state state;
     nccl__job job;
     int64_t job_began_ns;
-    uint64_t moved;  /* by jobs before; while one runs see nccl_thread.c */
+    uint64_t moved;  /* by jobs before; while one runs see nccl_call.c */
     ncclComm_t comm; /* NULL before its init and after its end */
     bool in_library; /* the thread is in a call with `comm` */
     bool stop, closing, finished;
@@ -94,15 +94,14 @@ ferry_status ferry__nccl_comm_create(const ferry__nccl_library *lib,
                                      const ferry__group *group,
                                      const ferry__memory *memory,
                                      nccl__comm **out);
-/* Gives the thread a job and waits for it; every failure ends the group. */
-ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
-                                   int64_t timeout_ms);
-/* The same with a bound that was armed before. */
-ferry_status ferry__nccl_comm_call_until(nccl__comm *c, const nccl__job *job,
-                                         const ferry__deadline *until);
-uint64_t ferry__nccl_comm_moved(nccl__comm *c); /* comm_ops.moved */
 void ferry__nccl_comm_abort(nccl__comm *c);
 void ferry__nccl_comm_close(nccl__comm *c);
+
+/* Under the lock. Stopping ends what is under way, and the first failure is
+ * the answer to every later call. */
+void ferry__nccl_comm_stop(nccl__comm *c);
+ferry_status ferry__nccl_comm_fail(nccl__comm *c, ferry_status status,
+                                   const char *line);
 
 /* For the thread: between the two, `*out` may be used, and be ended by an
  * abort of another thread. FERRY_ECANCELED when it was. */
@@ -117,6 +116,16 @@ bool ferry__nccl_comm_stopped(nccl__comm *c);
 void ferry__nccl_comm_opened(nccl__comm *c, ncclComm_t comm);
 /* Aborts `comm` unless another thread does or did. */
 void ferry__nccl_comm_end(nccl__comm *c);
+
+/* ---- nccl_call.c ---- */
+
+/* Gives the thread a job and waits for it; every failure ends the group. */
+ferry_status ferry__nccl_comm_call(nccl__comm *c, const nccl__job *job,
+                                   int64_t timeout_ms);
+/* The same with a bound that was armed before. */
+ferry_status ferry__nccl_comm_call_until(nccl__comm *c, const nccl__job *job,
+                                         const ferry__deadline *until);
+uint64_t ferry__nccl_comm_moved(nccl__comm *c); /* comm_ops.moved */
 
 /* ---- nccl_buffers.c ---- */
 
