@@ -55,52 +55,28 @@ static ferry_status ask(void *arg)
 
 /* ---- to the lower ranks ---- */
 
-/* One message of the other end, which may refuse this rank. */
-static ferry_status hear(const meeting *m, tcp__proof *p, uint32_t step, int fd,
-                         const ferry__waiter *w)
-{
-    tcp__proof_message got;
-    char line[512];
-    ferry_status status;
-
-    FERRY_TRY(ferry__recv_all(fd, got, sizeof(got), w));
-    status = ferry__tcp_proof_read(p, &m->c->identity, step, got);
-    if (status >= 0)
-        return FERRY_OK;
-    snprintf(line, sizeof(line), "%s", ferry_last_error());
-    if (ferry__tcp_proof_is_refusal(got))
-        return ferry_fail(FERRY_EPEER, "%s refused this rank: %s", w->what,
-                          line);
-    return ferry_fail(status == FERRY_EVERSION ? status : FERRY_EAUTH,
-                      "%s: what answers there is not it: %s", w->what, line);
-}
-
-static ferry_status say(const meeting *m, const tcp__proof *p, uint32_t step,
-                        int fd, const ferry__waiter *w)
-{
-    tcp__proof_message mine;
-
-    FERRY_TRY(ferry__tcp_proof_write(p, &m->c->identity, step, mine));
-    return ferry__send_all(fd, mine, sizeof(mine), w);
-}
-
 /* The proof follows each challenge at once, so that a connection never waits
  * for another one of the same rank. */
 static ferry_status shake(const meeting *m, int32_t to, const int *fds,
                           const ferry__waiter *w)
 {
+    const tcp__identity *id = &m->c->identity;
     tcp__proof proofs[TCP__CHANNELS];
 
     for (uint32_t ch = 0; ch < TCP__CHANNELS; ch++) {
         FERRY_TRY(ferry__tcp_proof_call(&proofs[ch], to, ch));
-        FERRY_TRY(say(m, &proofs[ch], TCP__HELLO, fds[ch], w));
+        FERRY_TRY(
+            ferry__tcp_proof_say(&proofs[ch], id, TCP__HELLO, fds[ch], w));
     }
     for (uint32_t ch = 0; ch < TCP__CHANNELS; ch++) {
-        FERRY_TRY(hear(m, &proofs[ch], TCP__CHALLENGE, fds[ch], w));
-        FERRY_TRY(say(m, &proofs[ch], TCP__PROOF, fds[ch], w));
+        FERRY_TRY(
+            ferry__tcp_proof_hear(&proofs[ch], id, TCP__CHALLENGE, fds[ch], w));
+        FERRY_TRY(
+            ferry__tcp_proof_say(&proofs[ch], id, TCP__PROOF, fds[ch], w));
     }
     for (uint32_t ch = 0; ch < TCP__CHANNELS; ch++)
-        FERRY_TRY(hear(m, &proofs[ch], TCP__WELCOME, fds[ch], w));
+        FERRY_TRY(
+            ferry__tcp_proof_hear(&proofs[ch], id, TCP__WELCOME, fds[ch], w));
     return FERRY_OK;
 }
 

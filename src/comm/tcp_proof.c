@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/hmac.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define MAGIC    0x50435446u
@@ -144,6 +145,35 @@ ferry_status ferry__tcp_proof_read(tcp__proof *p, const tcp__identity *id,
     if (!ferry__hmac_equal(m + PROOF_AT, want))
         return ferry_fail(FERRY_EAUTH, "the secret is wrong");
     return FERRY_OK;
+}
+
+ferry_status ferry__tcp_proof_say(const tcp__proof *p, const tcp__identity *id,
+                                  uint32_t step, int fd, const ferry__waiter *w)
+{
+    tcp__proof_message mine;
+
+    FERRY_TRY(ferry__tcp_proof_write(p, id, step, mine));
+    return ferry__send_all(fd, mine, sizeof(mine), w);
+}
+
+ferry_status ferry__tcp_proof_hear(tcp__proof *p, const tcp__identity *id,
+                                   uint32_t step, int fd,
+                                   const ferry__waiter *w)
+{
+    tcp__proof_message got;
+    char line[512];
+    ferry_status status;
+
+    FERRY_TRY(ferry__recv_all(fd, got, sizeof(got), w));
+    status = ferry__tcp_proof_read(p, id, step, got);
+    if (status >= 0)
+        return FERRY_OK;
+    snprintf(line, sizeof(line), "%s", ferry_last_error());
+    if (ferry__tcp_proof_is_refusal(got))
+        return ferry_fail(FERRY_EPEER, "%s refused this rank: %s", w->what,
+                          line);
+    return ferry_fail(status == FERRY_EVERSION ? status : FERRY_EAUTH,
+                      "%s: what answers there is not it: %s", w->what, line);
 }
 
 bool ferry__tcp_proof_is_refusal(const tcp__proof_message m)

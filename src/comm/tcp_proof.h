@@ -10,6 +10,7 @@
 #ifndef FERRY_COMM_TCP_PROOF_H
 #define FERRY_COMM_TCP_PROOF_H
 
+#include "base/socket.h"
 #include "comm/tcp.h"
 
 #include <stdbool.h>
@@ -52,6 +53,15 @@ ferry_status ferry__tcp_proof_write(const tcp__proof *p,
  * know the secret. */
 ferry_status ferry__tcp_proof_read(tcp__proof *p, const tcp__identity *id,
                                    uint32_t step, const tcp__proof_message m);
+/* The caller's messages on its connection, out and in. w->what names the
+ * other end. FERRY_EPEER: it refuses this rank; FERRY_EVERSION, FERRY_EAUTH:
+ * it is something else. */
+ferry_status ferry__tcp_proof_say(const tcp__proof *p, const tcp__identity *id,
+                                  uint32_t step, int fd,
+                                  const ferry__waiter *w);
+ferry_status ferry__tcp_proof_hear(tcp__proof *p, const tcp__identity *id,
+                                   uint32_t step, int fd,
+                                   const ferry__waiter *w);
 bool ferry__tcp_proof_is_refusal(const tcp__proof_message m);
 /* True once the first bytes cannot begin a message. */
 bool ferry__tcp_proof_is_foreign(const unsigned char *bytes, size_t n);

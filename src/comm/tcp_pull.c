@@ -147,42 +147,16 @@ static ferry_status explain(pulling *p, ferry_status status)
     return ferry__tcp_lost(c, p->call, p->from, 0);
 }
 
-static ferry_status hear(const pulling *p, tcp__proof *proof, uint32_t step,
-                         int fd, const ferry__waiter *w)
-{
-    tcp__proof_message got;
-    char line[512];
-    ferry_status status;
-
-    FERRY_TRY(ferry__recv_all(fd, got, sizeof(got), w));
-    status = ferry__tcp_proof_read(proof, &p->c->identity, step, got);
-    if (status >= 0)
-        return FERRY_OK;
-    snprintf(line, sizeof(line), "%s", ferry_last_error());
-    return ferry_fail(FERRY_EAUTH,
-                      "pull: what answers for rank %d is not it: "
-                      "%s",
-                      p->from, line);
-}
-
-static ferry_status say(const pulling *p, const tcp__proof *proof,
-                        uint32_t step, int fd, const ferry__waiter *w)
-{
-    tcp__proof_message mine;
-
-    FERRY_TRY(ferry__tcp_proof_write(proof, &p->c->identity, step, mine));
-    return ferry__send_all(fd, mine, sizeof(mine), w);
-}
-
 static ferry_status shake(const pulling *p, int fd, const ferry__waiter *w)
 {
+    const tcp__identity *id = &p->c->identity;
     tcp__proof proof;
 
     FERRY_TRY(ferry__tcp_proof_call(&proof, p->from, TCP__PULLS));
-    FERRY_TRY(say(p, &proof, TCP__HELLO, fd, w));
-    FERRY_TRY(hear(p, &proof, TCP__CHALLENGE, fd, w));
-    FERRY_TRY(say(p, &proof, TCP__PROOF, fd, w));
-    return hear(p, &proof, TCP__WELCOME, fd, w);
+    FERRY_TRY(ferry__tcp_proof_say(&proof, id, TCP__HELLO, fd, w));
+    FERRY_TRY(ferry__tcp_proof_hear(&proof, id, TCP__CHALLENGE, fd, w));
+    FERRY_TRY(ferry__tcp_proof_say(&proof, id, TCP__PROOF, fd, w));
+    return ferry__tcp_proof_hear(&proof, id, TCP__WELCOME, fd, w);
 }
 
 static ferry_status connect_to(pulling *p, const unsigned char *key,
