@@ -5,26 +5,29 @@
 #include "cli/cli_push.h"
 
 #include "clients/http_client.h"
+#include "comm/tcp_resolve.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#define RESOLVE_MS INT64_C(10000)
 
 /* ---- this host, as the servers reach it ---- */
 
 /* The address that packets to `host` leave from; no packet is sent. */
 static bool address_towards(const char *host, char *out, size_t size_bytes)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *found = NULL;
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(RESOLVE_MS), "host"};
+    struct addrinfo *found = NULL;
     struct sockaddr_storage own;
     socklen_t size = sizeof(own);
     bool got = false;
     int fd;
 
-    if (getaddrinfo(host, "9", &hints, &found) != 0)
+    if (ferry__tcp_resolve(host, 9, 0, &w, &found) < 0)
         return false;
     fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&

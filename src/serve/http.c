@@ -4,15 +4,16 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "comm/tcp_resolve.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define CONNECTIONS_MAX 512
+#define RESOLVE_MS      INT64_C(10000)
 /* The guard bounds what a client may take; this one is for a handler whose
  * client is silent, which may take long. */
 #define IDLE_TIMEOUT_S (6 * 3600)
@@ -221,19 +222,16 @@ static void on_done(void *cls, struct MHD_Connection *c, void **con_cls,
 static ferry_status listen_on(const char *host, int32_t port, int *out_fd,
                               int32_t *out_port)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
-                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(RESOLVE_MS), "host"};
     struct addrinfo *list = NULL;
-    char text[16];
-    int fd = -1, one = 1, code;
+    int fd = -1, one = 1;
     struct sockaddr_storage bound;
     socklen_t length = sizeof bound;
+    ferry_status status = ferry__tcp_resolve(host, port, AI_PASSIVE, &w, &list);
 
-    snprintf(text, sizeof text, "%d", port);
-    code = getaddrinfo(host, text, &hints, &list);
-    if (code != 0)
-        return ferry_fail(FERRY_EINVAL, "host %s: %s", host,
-                          gai_strerror(code));
+    if (status < 0)
+        return ferry__fail_prefix(status == FERRY_ECONN ? FERRY_EINVAL : status,
+                                  "host");
     fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);

@@ -138,6 +138,14 @@ def test_a_busy_port_is_named_and_said_to_be_in_use(model: Path) -> None:
     assert "in use" in last
 
 
+def test_a_name_that_nobody_knows_is_named(model: Path) -> None:
+    done = subprocess.run(
+        [FERRY, "serve", str(model), "--host", "nowhere.invalid"],
+        capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "host: nowhere.invalid:8000: " in done.stderr.splitlines()[-1]
+
+
 # ---- tokens ----
 
 
