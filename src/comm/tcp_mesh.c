@@ -118,6 +118,12 @@ static ferry_status call_peer(meeting *m, int32_t to,
 
 /* ---- the higher ranks ---- */
 
+static void tell(meeting *m, const char *why)
+{
+    ferry__log_limited(&m->refused, FERRY_LOG_WARN,
+                       "rank %d: a connection is refused: %s", m->o->rank, why);
+}
+
 static void refuse(meeting *m, pending *p)
 {
     tcp__proof_message no;
@@ -125,9 +131,7 @@ static void refuse(meeting *m, pending *p)
 
     ferry__tcp_proof_refuse(no, text);
     (void)!send(p->fd, no, sizeof(no), MSG_DONTWAIT | MSG_NOSIGNAL);
-    ferry__log_limited(&m->refused, FERRY_LOG_WARN,
-                       "rank %d: a connection is refused: %s", m->o->rank,
-                       text);
+    tell(m, text);
 }
 
 /* The few first bytes on a fresh connection fit its buffer. */
@@ -181,6 +185,19 @@ static void forget(meeting *m, size_t i, bool close_it)
     m->pending[i] = m->pending[--m->n_pending];
 }
 
+/* One that has not said all of a message. */
+static void forget_silent(meeting *m, size_t i, const char *how)
+{
+    const pending *p = &m->pending[i];
+    char why[80];
+
+    snprintf(why, sizeof(why), "it %s %zu of %zu bytes of its %s", how,
+             p->bytes, sizeof(p->message),
+             p->step == TCP__HELLO ? "hello" : "proof");
+    tell(m, why);
+    forget(m, i, true);
+}
+
 static void read_pending(meeting *m, size_t i)
 {
     pending *p = &m->pending[i];
@@ -188,7 +205,7 @@ static void read_pending(meeting *m, size_t i)
     ssize_t n;
 
     if (ferry__deadline_passed(&p->until)) {
-        forget(m, i, true);
+        forget_silent(m, i, "gave in time only");
         return;
     }
     n = recv(p->fd, p->message + p->bytes, sizeof(p->message) - p->bytes,
@@ -196,7 +213,7 @@ static void read_pending(meeting *m, size_t i)
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (n <= 0) {
-        forget(m, i, true);
+        forget_silent(m, i, "ended after");
         return;
     }
     p->bytes += (size_t)n;
@@ -300,7 +317,7 @@ ferry_status ferry__tcp_meet(tcp__comm *c,
     if (status >= 0)
         status = await_higher(&m, listener, &until);
     while (m.n_pending > 0)
-        forget(&m, 0, true);
+        forget_silent(&m, 0, "gave until the others had met only");
     ferry__log_limit_flush(&m.refused, FERRY_LOG_WARN,
                            "a connection is refused", true);
     return status;

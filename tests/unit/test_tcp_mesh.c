@@ -102,6 +102,49 @@ static void the_log_of_strangers_is_bounded(void **state)
     tcp_seats_drop(&g);
 }
 
+static void keep_line(ferry_log_level level, const char *line, void *arg)
+{
+    char *lines = arg;
+
+    if (level == FERRY_LOG_WARN && strlen(lines) + strlen(line) + 2 < 1024)
+        strcat(strcat(lines, line), "\n");
+}
+
+/* J3: who says nothing, or stops within a message, is told of as well. */
+static void silent_strangers_are_told_of(void **state)
+{
+    tcp_seat seats[2] = {{.rank = 0}, {.rank = 1}};
+    ferry__waiter w = {NULL, NULL, ferry__deadline_in(T), "stranger"};
+    char lines[1024] = "";
+    pthread_t first;
+    comm_group g;
+    int fds[2];
+
+    (void)state;
+    assert_int_equal(tcp_seats_make(&g, 2, 0), FERRY_OK);
+    seats[0].group = seats[1].group = &g;
+    ferry_log_set(keep_line, lines);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(
+            ferry__tcp_connect("127.0.0.1", g.ports[0], &w, &fds[i]), FERRY_OK);
+    assert_int_equal(ferry__send_all(fds[0], "FTC", 3, &w), FERRY_OK);
+    close(fds[0]);
+    assert_int_equal(ferry__thread_start(&first, "seat", tcp_sit, &seats[0]),
+                     FERRY_OK);
+    tcp_sit(&seats[1]);
+    pthread_join(first, NULL);
+    ferry_log_set(NULL, NULL);
+    assert_int_equal(seats[0].status, FERRY_OK);
+    assert_non_null(strstr(lines, "rank 0: a connection is refused: it ended "
+                                  "after 3 of 104 bytes of its hello"));
+    /* The second one within a second is counted. */
+    assert_non_null(strstr(lines, "a connection is refused: 1 more"));
+    close(fds[1]);
+    ferry__comm_close(&seats[0].c);
+    ferry__comm_close(&seats[1].c);
+    tcp_seats_drop(&g);
+}
+
 static void refuse_one(tcp_wishes other, ferry_status want, const char *text)
 {
     tcp_seat seats[2] = {{.rank = 0}, {.rank = 1}};
@@ -543,6 +586,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_are_refused_and_the_group_still_forms),
         cmocka_unit_test(the_log_of_strangers_is_bounded),
+        cmocka_unit_test(silent_strangers_are_told_of),
         cmocka_unit_test(wrong_peers_are_told_why),
         cmocka_unit_test(replayed_transcript_is_refused),
         cmocka_unit_test(impostors_are_not_believed),
