@@ -4,7 +4,7 @@
 #include "harness/stream_cases.h"
 
 #include "comm/tcp.h"
-#include "comm/tcp_address.h"
+#include "harness/tcp_seats.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -26,22 +26,6 @@ static ferry_status local_open(comm_group *g, int32_t rank, ferry__comm **out)
 static void local_drop(comm_group *g)
 {
     close(g->fds[0]);
-}
-
-static ferry_status tcp_make(comm_group *g, int32_t world_size,
-                             size_t slot_bytes)
-{
-    (void)slot_bytes;
-    g->world_size = world_size;
-    for (int32_t r = 0; r < world_size; r++)
-        FERRY_TRY(ferry__tcp_listen("127.0.0.1", 0, &g->fds[r], &g->ports[r]));
-    return FERRY_OK;
-}
-
-static void tcp_drop(comm_group *g)
-{
-    for (int32_t r = 0; r < g->world_size; r++)
-        close(g->fds[r]);
 }
 
 static ferry_status tcp_open(const comm_group *g, int32_t rank,
@@ -85,14 +69,14 @@ const comm_maker stream_group_local = {.name = "local",
                                        .open = local_open,
                                        .drop = local_drop};
 const comm_maker stream_group_one_host = {.name = "tcp, one host",
-                                          .make = tcp_make,
+                                          .make = tcp_seats_make,
                                           .open = open_one_host,
-                                          .drop = tcp_drop};
+                                          .drop = tcp_seats_drop};
 const comm_maker stream_group_own_hosts = {.name = "tcp, own hosts",
-                                           .make = tcp_make,
+                                           .make = tcp_seats_make,
                                            .open = open_own_hosts,
-                                           .drop = tcp_drop};
+                                           .drop = tcp_seats_drop};
 const comm_maker stream_group_mixed_hosts = {.name = "tcp, two hosts",
-                                             .make = tcp_make,
+                                             .make = tcp_seats_make,
                                              .open = open_mixed_hosts,
-                                             .drop = tcp_drop};
+                                             .drop = tcp_seats_drop};

@@ -8,9 +8,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "comm/stream.h"
-#include "comm/tcp.h"
-#include "comm/tcp_address.h"
-#include "harness/comm_cases.h"
+#include "harness/stream_cases.h"
 #include "harness/together.h"
 
 #include <setjmp.h>
@@ -30,63 +28,8 @@
 
 /* ---- groups ---- */
 
-static ferry_status local_make(comm_group *g, int32_t world_size,
-                               size_t slot_bytes)
-{
-    g->world_size = world_size;
-    return ferry__comm_local_create(world_size, slot_bytes, &g->fds[0]);
-}
-
-static ferry_status local_open(comm_group *g, int32_t rank, ferry__comm **out)
-{
-    return ferry__comm_local_open(g->fds[0], rank, out);
-}
-
-static void local_drop(comm_group *g)
-{
-    close(g->fds[0]);
-}
-
-static ferry_status tcp_make(comm_group *g, int32_t world_size,
-                             size_t slot_bytes)
-{
-    (void)slot_bytes;
-    g->world_size = world_size;
-    for (int32_t r = 0; r < world_size; r++)
-        FERRY_TRY(ferry__tcp_listen("127.0.0.1", 0, &g->fds[r], &g->ports[r]));
-    return FERRY_OK;
-}
-
-static ferry_status tcp_open(comm_group *g, int32_t rank, ferry__comm **out)
-{
-    ferry__comm_tcp_member members[COMM_WORLD_MAX] = {0};
-    ferry__comm_tcp_options o = {.rank = rank,
-                                 .world_size = g->world_size,
-                                 .generation = 1,
-                                 .secret = "fault",
-                                 .members = members};
-
-    for (int32_t r = 0; r < g->world_size; r++) {
-        snprintf(members[r].host, sizeof(members[r].host), "127.0.0.1");
-        members[r].port = g->ports[r];
-        members[r].host_id = (uint64_t)r;
-    }
-    return ferry__comm_tcp_open(&o, g->fds[rank], T, out);
-}
-
-static void tcp_drop(comm_group *g)
-{
-    for (int32_t r = 0; r < g->world_size; r++)
-        close(g->fds[r]);
-}
-
-static const comm_maker makers[] = {
-    {.name = "local",
-     .make = local_make,
-     .open = local_open,
-     .drop = local_drop},
-    {.name = "tcp", .make = tcp_make, .open = tcp_open, .drop = tcp_drop},
-};
+static const comm_maker *const makers[] = {&stream_group_local,
+                                           &stream_group_own_hosts};
 #define N_MAKERS (sizeof(makers) / sizeof(makers[0]))
 
 /* ---- ranks as processes ---- */
@@ -143,7 +86,7 @@ static void run_over(const comm_maker *m, int32_t world, const char *fault,
 static void run(int32_t world, const char *fault, body_fn body, int32_t killed)
 {
     for (size_t i = 0; i < N_MAKERS; i++)
-        run_over(&makers[i], world, fault, body, killed);
+        run_over(makers[i], world, fault, body, killed);
 }
 
 /* The exit code is the line that did not hold. */
@@ -237,8 +180,8 @@ static void without_rules_a_group_is_what_it_was(void **state)
     comm_group g = {0};
 
     (void)state;
-    assert_int_equal(local_make(&g, 1, 4096), FERRY_OK);
-    assert_int_equal(local_open(&g, 0, &c), FERRY_OK);
+    assert_int_equal(makers[0]->make(&g, 1, 4096), FERRY_OK);
+    assert_int_equal(makers[0]->open(&g, 0, &c), FERRY_OK);
     before = c;
     assert_int_equal(ferry__config_set("fault", "corrupt@1"), FERRY_OK);
     assert_int_equal(ferry__comm_fault_wrap(&c), FERRY_OK);
@@ -248,7 +191,7 @@ static void without_rules_a_group_is_what_it_was(void **state)
     assert_ptr_equal(c, before);
     assert_int_equal(ferry__config_set("fault", ""), FERRY_OK);
     ferry__comm_close(&c);
-    local_drop(&g);
+    makers[0]->drop(&g);
 }
 
 /* ---- corrupt ---- */
@@ -717,9 +660,9 @@ static void rules_come_and_go_with_their_file(void **state)
     snprintf(path, sizeof(path), "fault-%d.txt", (int)getpid());
     snprintf(setting, sizeof(setting), "@%s", path);
     assert_int_equal(ferry__config_set("fault", setting), FERRY_OK);
-    assert_int_equal(local_make(&g, 2, 4096), FERRY_OK);
-    assert_int_equal(local_open(&g, 0, &a), FERRY_OK);
-    assert_int_equal(local_open(&g, 1, &b), FERRY_OK);
+    assert_int_equal(makers[0]->make(&g, 2, 4096), FERRY_OK);
+    assert_int_equal(makers[0]->open(&g, 0, &a), FERRY_OK);
+    assert_int_equal(makers[0]->open(&g, 1, &b), FERRY_OK);
     assert_int_equal(ferry__comm_fault_wrap(&b), FERRY_OK);
     for (int i = 0; i < 4; i++) {
         if (i == 1 || i == 3)
@@ -737,7 +680,7 @@ static void rules_come_and_go_with_their_file(void **state)
     assert_int_equal(ferry__config_set("fault", ""), FERRY_OK);
     ferry__comm_close(&a);
     ferry__comm_close(&b);
-    local_drop(&g);
+    makers[0]->drop(&g);
 }
 
 /* ---- what no rule touches ---- */
@@ -753,13 +696,13 @@ static ferry_status open_wrapped(const comm_maker *m, comm_group *g,
 static ferry_status open_wrapped_local(comm_group *g, int32_t rank,
                                        ferry__comm **out)
 {
-    return open_wrapped(&makers[0], g, rank, out);
+    return open_wrapped(makers[0], g, rank, out);
 }
 
 static ferry_status open_wrapped_tcp(comm_group *g, int32_t rank,
                                      ferry__comm **out)
 {
-    return open_wrapped(&makers[1], g, rank, out);
+    return open_wrapped(makers[1], g, rank, out);
 }
 
 int main(void)
@@ -785,20 +728,14 @@ int main(void)
         cmocka_unit_test(a_stream_of_which_a_rank_dies_is_whole_or_fails),
         cmocka_unit_test(rules_come_and_go_with_their_file),
     };
-    const comm_maker wrapped[] = {
-        {.name = "local, wrapped",
-         .make = local_make,
-         .open = open_wrapped_local,
-         .drop = local_drop},
-        {.name = "tcp, wrapped",
-         .make = tcp_make,
-         .open = open_wrapped_tcp,
-         .drop = tcp_drop,
-         .moves_only = true},
-    };
+    comm_maker local = stream_group_local, tcp = stream_group_own_hosts;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
 
-    for (size_t i = 0; i < sizeof(wrapped) / sizeof(wrapped[0]); i++)
-        failed += comm_cases_run(&wrapped[i]);
-    return failed;
+    local.name = "local, wrapped";
+    local.open = open_wrapped_local;
+    tcp.name = "tcp, wrapped";
+    tcp.open = open_wrapped_tcp;
+    tcp.moves_only = true;
+    failed += comm_cases_run(&local);
+    return failed + comm_cases_run(&tcp);
 }
