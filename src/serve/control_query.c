@@ -14,6 +14,20 @@ static ferry_status gather(ferry__server *s, ferry__rank_kind kind,
     return ferry__rank_call(s, kind, NULL, a);
 }
 
+/* Ends an object of what the ranks answered, or lets go of it. */
+static ferry_status end_object(ferry__server *s, ferry__answers *a,
+                               ferry_status st, ferry__str *out,
+                               char **out_json)
+{
+    ferry__str_append(out, "}");
+    ferry__answers_close(s, a);
+    if (st < 0) {
+        ferry__str_free(out);
+        return st;
+    }
+    return ferry__str_take(out, out_json);
+}
+
 ferry_status ferry__control_checksums_inside(ferry__server *s, char **out_json)
 {
     ferry__answers a = {0};
@@ -35,13 +49,7 @@ ferry_status ferry__control_checksums_inside(ferry__server *s, char **out_json)
         }
         json_decref(o);
     }
-    ferry__str_append(&out, "}");
-    ferry__answers_close(s, &a);
-    if (st < 0) {
-        ferry__str_free(&out);
-        return st;
-    }
-    return ferry__str_take(&out, out_json);
+    return end_object(s, &a, st, &out, out_json);
 }
 
 ferry_status ferry__control_checksums(ferry__server *s, char **out_json)
@@ -66,13 +74,7 @@ static ferry_status plan_inside(ferry__server *s, char **out_json)
                           i / s->options->tp_size, i % s->options->tp_size);
         ferry__str_append_n(&out, a.bodies[i], a.sizes[i]);
     }
-    ferry__str_append(&out, "}");
-    ferry__answers_close(s, &a);
-    if (st < 0) {
-        ferry__str_free(&out);
-        return st;
-    }
-    return ferry__str_take(&out, out_json);
+    return end_object(s, &a, st, &out, out_json);
 }
 
 ferry_status ferry__control_plan(ferry__server *s, char **out_json)
