@@ -25,7 +25,7 @@ from ferry._ffi import (
     text,
 )
 from ferry.errors import InternalError, NoMemoryError, NotSupportedError
-from ferry.tensor import DTYPES, dtype_code
+from ferry.tensor import DTYPE_NAMES, dtype_code
 
 __all__ = ["Make", "Receiver"]
 
@@ -36,7 +36,6 @@ Make = Callable[[str, str, tuple[int, ...]], tuple[Any, int]]
 # What an update announces: name, dtype, shape.
 Announced = list[tuple[str, str, list[int]]]
 _LISTS = ("names", "dtype_names", "shapes")
-_NAMES = {code: name for name, code in DTYPES.items()}
 _STATUS_BYTES = 1 << 16
 
 
@@ -140,7 +139,7 @@ class Receiver:
         self._announced = self._announced + announced
         for name, dtype, shape in announced:
             if 0 in shape:
-                known = _NAMES[dtype_code(dtype, name)]
+                known = DTYPE_NAMES[dtype_code(dtype, name)]
                 self._taken[name] = self._make(name, known, tuple(shape))[0]
 
     def prepare(self) -> dict[str, Any]:
@@ -187,7 +186,7 @@ class Receiver:
 
     def room(self, tensor: Any, out_bytes: Any) -> None:
         name = text(tensor.name)
-        dtype = _NAMES.get(tensor.dtype)
+        dtype = DTYPE_NAMES.get(tensor.dtype)
         if dtype is None:
             raise NotSupportedError(f"parameter {name}: unknown dtype")
         shape = tuple(tensor.shape[i] for i in range(tensor.ndim))

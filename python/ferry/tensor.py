@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 from ferry.errors import ArgumentError, NotSupportedError
 
-__all__ = ["DTYPES", "MAX_DIMS", "View", "dtype_code", "dtype_name", "view"]
+__all__ = [
+    "DTYPES",
+    "DTYPE_NAMES",
+    "MAX_DIMS",
+    "View",
+    "dtype_code",
+    "dtype_name",
+    "view",
+]
 
 MAX_DIMS = 8
 
@@ -36,6 +44,8 @@ DTYPES: dict[str, int] = {
     "bool": 15,
 }
 
+DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
+
 # Other names that the library takes, in any case of letters.
 ALIASES: dict[str, str] = {
     "f64": "float64",
@@ -51,6 +61,10 @@ ALIASES: dict[str, str] = {
     "int": "int32",
     "short": "int16",
 }
+
+# By code.
+_NUMPY_KINDS = ("f8", "f4", "f2", "V2", "V1", "V1", "i8", "i4", "i2", "i1",
+                "u8", "u4", "u2", "u1", "b1")
 
 _codes: dict[Any, int] = {}
 
@@ -80,6 +94,20 @@ class View(NamedTuple):
     strides: Sequence[int]
     owner: object
     device: int = 0
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """NumPy's own look at it, read-only; bfloat16 and float8 are raw."""
+        if self.device:
+            raise AttributeError(f"lies on CUDA device {self.device - 1}")
+        kind = _NUMPY_KINDS[self.dtype - 1]
+        return {
+            "version": 3,
+            "typestr": f"<{kind}",
+            "shape": tuple(self.shape),
+            "strides": tuple(int(kind[1:]) * step for step in self.strides),
+            "data": (self.address, True),
+        }
 
 
 def dtype_name(dtype: Any) -> str:
@@ -202,7 +230,7 @@ def view(name: str, tensor: Any) -> View:
     ----------
     name : str
         The parameter, for errors.
-    tensor : torch.Tensor or numpy.ndarray
+    tensor : torch.Tensor, numpy.ndarray or View
         Any strides; memory of the host or of a CUDA device. Requires-grad
         and inference tensors, 0-d and empty ones are fine. Work that still
         writes the bytes is not waited for here.
@@ -215,6 +243,8 @@ def view(name: str, tensor: Any) -> View:
     ArgumentError
         Not a tensor at all.
     """
+    if isinstance(tensor, View):
+        return tensor
     if hasattr(tensor, "data_ptr"):
         return _torch_view(name, tensor)
     if hasattr(tensor, "__array_interface__"):

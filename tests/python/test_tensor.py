@@ -26,6 +26,23 @@ def test_every_dtype_of_the_library_crosses(name: str) -> None:
     assert dtype_code(name) == DTYPES[name]
 
 
+@pytest.mark.parametrize("name", DTYPES)
+def test_b6_a_view_is_a_tensor_and_an_array_of_numpy(name: str) -> None:
+    tensor = torch.arange(6).reshape(2, 3).to(getattr(torch, name)).t()
+    seen = view("w", tensor)
+    assert view("w", seen) is seen
+    array = np.asarray(seen)
+    assert array.shape == (3, 2)
+    assert not array.flags.writeable
+    assert array.__array_interface__["data"][0] == tensor.data_ptr()
+    raw = tensor.contiguous().view(torch.uint8).numpy()
+    assert array.tobytes() == raw.tobytes()
+    if array.dtype.kind != "V":
+        assert array.tolist() == tensor.tolist()
+    with pytest.raises(AttributeError, match="device 3"):
+        seen._replace(device=4).__array_interface__  # noqa: B018
+
+
 def test_the_dtypes_are_the_headers() -> None:
     from ferry._ffi import ffi, lib, text
     from ferry.tensor import ALIASES
