@@ -69,7 +69,7 @@ ferry_status ferry_py_receiver_room(void *, const ferry_tensor *, void **);
 """
 
 # The binding's own headers, in the order in which they need each other.
-OWN = ("_batch.h", "_module.h")
+OWN = ("_batch.h", "_module.h", "_file.h")
 
 OWN_DECLARATIONS = """
 #define FERRY_PY_BATCH_ITEMS ...
@@ -87,6 +87,17 @@ size_t ferry_py_batch_fill(ferry_py_batch *, uintptr_t, uintptr_t, size_t,
                            size_t);
 bool ferry_py_module_same(uintptr_t, const uintptr_t *, size_t, uintptr_t);
 bool ferry_py_module_declared(uintptr_t, const ferry_param_meta *, size_t);
+typedef struct ferry_py_file {
+    const char *path;
+    ferry_dtype to;
+    ferry_source_ops ops;
+    ...;
+} ferry_py_file;
+ferry_status ferry_py_file_init(ferry_py_file *);
+void ferry_py_file_close(ferry_py_file *);
+ferry_status ferry_py_pass_begin(const char *, ferry_dtype, ferry_source *);
+void ferry_py_pass_end(ferry_source *);
+bool ferry_py_pass_own(const ferry_tensor *);
 """
 
 PREAMBLE = """

@@ -87,6 +87,15 @@ class SourceLike(Protocol):
     def listed(self) -> tuple[list[str], list[Any]] | None: ...
     def batches(self) -> Iterator[tuple[list[str], list[Any]]]: ...
     def held(self) -> frozenset[str] | None: ...
+    def native(self) -> NativeSource | None: ...
+
+
+class NativeSource(Protocol):
+    """A source that C drives without Python."""
+
+    @property
+    def c(self) -> Any:
+        """A `ferry_source *`, valid as long as this object."""
 
 
 class Source:

@@ -21,7 +21,7 @@ from ferry._ffi import (
     text,
 )
 from ferry._ffi_client import Client
-from ferry._ffi_source import Source, SourceLike
+from ferry._ffi_source import NativeSource, Source, SourceLike
 from ferry._interrupt import interruptible
 from ferry.errors import BusyError, OrderError
 
@@ -47,7 +47,9 @@ class Trainer:
         self.failures = Failures()
         client.share(self.failures)
         self.client = client
-        self.source = None if source is None else Source(source, self.failures)
+        self.source: NativeSource | None = None
+        if source is not None:
+            self.source = source.native() or Source(source, self.failures)
         self.c = ffi.new("ferry_trainer **")
         self._stats = ffi.new(
             "ferry_round_stats *", {"size": ffi.sizeof("ferry_round_stats")})
@@ -120,7 +122,7 @@ class Trainer:
 
 
 def _shutdown_trainer(
-    c: Any, client: Client, source: Source | None, busy: threading.Lock
+    c: Any, client: Client, source: NativeSource | None, busy: threading.Lock
 ) -> None:
     until = time.monotonic() + CANCEL_SECONDS
     while not busy.acquire(timeout=0.05):

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import (
@@ -24,13 +26,16 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
+from ferry._ffi_file import File, FilePass
 from ferry._ffi_module import ModuleTree
 from ferry.errors import ArgumentError, MismatchError
+from ferry.tensor import DTYPE_NAMES, View, dtype_code
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "FileSource",
     "ModuleSource",
     "ParamMeta",
     "ParamMetas",
@@ -316,6 +321,95 @@ def materialize_full_tensor(tensor: Any) -> Any:
     return tensor.detach().full_tensor()
 
 
+class FileSource(WeightSource):
+    """A checkpoint file, sent by the library itself; needs no torch.
+
+    Safetensors (a file, an index, a folder of either), or GGUF, which is
+    dequantised to float32, with Hugging Face names and layout restored. Every
+    round opens the path anew and sends what lies there then. Whoever writes
+    the next checkpoint puts it under another name and renames it, or writes
+    between rounds: a file that is shortened while it is read ends the
+    process.
+
+    Iterated, it yields torch tensors if torch is imported, else
+    `ferry.tensor.View`, which NumPy takes. They lie in the mapped file where
+    they can, and keep it mapped; the file is not changed by who writes to
+    them.
+
+    Parameters
+    ----------
+    path : path
+    dtype : torch.dtype, optional
+        To which floating-point parameters are cast; its name will do.
+
+    Raises
+    ------
+    InputOutputError
+        A file that is not there, by name.
+    ArgumentError
+        A file that is cut short or malformed, by name.
+    BackendUnavailableError
+        This build reads no GGUF.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dtype: torch.dtype | str | None = None,
+    ) -> None:
+        self._path = os.path.abspath(path)
+        self._dtype = 0 if dtype is None else dtype_code(dtype, "*")
+        self._metas: list[ParamMeta] = []
+        self.stable = self._open().stable
+
+    def _open(self) -> FilePass:
+        return FilePass(self._path, self._dtype)
+
+    def native(self) -> File:
+        """Return C's form of the source."""
+        return File(self._path, self._dtype)
+
+    def _metadata(self) -> list[ParamMeta]:
+        metas = [
+            ParamMeta(name, _torch_dtype(dtype), shape)
+            for name, dtype, shape in self._open().metadata()
+        ]
+        if metas != self._metas:  # the same objects, as in `ModuleSource`
+            self._metas = metas
+        return self._metas
+
+    if TYPE_CHECKING:
+
+        def metadata(self) -> list[ParamMeta]:
+            """Declare what the file holds; a property that can be called."""
+            raise NotImplementedError
+
+    else:
+        metadata = _BothForms(_metadata)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, view, data in self._open().items():
+            yield name, _torch_tensor(view, data)
+
+
+def _torch_dtype(code: int) -> Any:
+    """Return torch's dtype, or its name where torch is not there."""
+    name = DTYPE_NAMES[code]
+    return getattr(sys.modules.get("torch"), name, name)
+
+
+def _torch_tensor(view: View, data: memoryview) -> Any:
+    """Return torch's tensor of host memory; the view where torch is not."""
+    torch: Any = sys.modules.get("torch")
+    dtype = _torch_dtype(view.dtype)
+    if isinstance(dtype, str):
+        return view
+    if not data.nbytes:
+        return torch.empty(view.shape, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8)
+    return flat.view(dtype).view(view.shape)
+
+
 # ---- any form of source, as the binding drives it ----
 
 
@@ -422,6 +516,11 @@ class _Adapted:
         if self.form == "one by one":
             return iter(self._source)
         return iter(self._source.iter_full())
+
+    def native(self) -> File | None:
+        """Return the source as C drives it by itself, where it can."""
+        source = self._source
+        return source.native() if type(source) is FileSource else None
 
     def listed(self) -> tuple[list[str], list[Any]] | None:
         """Return all of a pass at once, where it costs no more than a look.

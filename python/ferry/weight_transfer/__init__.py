@@ -7,6 +7,7 @@ Code written against ``vllm.distributed.weight_transfer`` runs with
 
 from __future__ import annotations
 
+from ferry.source import FileSource
 from ferry.weight_transfer.base import (
     ModuleSource,
     ParamMeta,
@@ -40,6 +41,7 @@ from ferry.weight_transfer.reload import (
 
 __all__ = [
     "FanoutWeightSyncClient",
+    "FileSource",
     "HTTPVLLMWeightSyncClient",
     "IPCTrainerInitInfo",
     "ModuleSource",
