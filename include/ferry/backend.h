@@ -278,7 +278,10 @@ typedef struct ferry_worker_host {
     /* Declares what an update will bring; bakes and validates every name
      * before the first write. Done by the host already when the update info
      * type has the fields names, dtype_names and shapes. The indices that
-     * the functions below take count from 0 in the declared order. */
+     * the functions below take count from 0 in the declared order. In kernel
+     * format the names, dtypes and shapes are those of stored parameters;
+     * one that is stored in blocks (q8_0) is declared as the uint8 that they
+     * are: rows, and bytes a row. */
     ferry_status (*declare)(ferry_worker_context *ctx,
                             const ferry_param_meta *params, size_t count);
     /* The declared parameters of this update. Borrowed. */
@@ -290,12 +293,13 @@ typedef struct ferry_worker_host {
                           const ferry_box **out_boxes, size_t *out_count);
 
     /* load_weights: hands over one whole parameter, any strides. The bytes
-     * may be reused when it returns. */
+     * may be reused when it returns. In kernel format they are copied into
+     * the storage as they are, padding included. */
     ferry_status (*load)(ferry_worker_context *ctx, size_t index,
                          const ferry_tensor *tensor);
     /* Hands over elements [first, first + count) of the flat contiguous
      * parameter, in rising order without gaps; `first` and `count` are
-     * multiples of 32 except at the end. */
+     * multiples of 32 except at the end. Not in kernel format. */
     ferry_status (*load_range)(ferry_worker_context *ctx, size_t index,
                                const void *bytes, int64_t first, int64_t count);
     /* Hands over exactly the elements of one box, packed in box order. */
@@ -345,8 +349,11 @@ typedef struct ferry_worker_host {
 /* A returned receive means queued; drain_pending and finish complete it. */
 #define FERRY_WORKER_DEFERS_PROCESSING 0x1u
 #define FERRY_WORKER_NO_DRAFT          0x2u
-/* The engine writes whole stored parameters in place (kernel_storage): those
- * count as covered, and is_checkpoint_format false is accepted. */
+/* The engine works in kernel format: it declares stored parameters by their
+ * own names and writes them whole (load, or in place by kernel_storage); those
+ * count as covered, and is_checkpoint_format false is accepted. An update info
+ * that has a bool field of that name is asked instead, whatever this flag
+ * says; it holds for all updates of a round. */
 #define FERRY_WORKER_KERNEL_FORMAT 0x4u
 
 typedef struct ferry_worker_engine_ops {

@@ -104,6 +104,8 @@ ferry_status ferry__op_over_tensor(const ferry__copy_op *op,
 int64_t ferry__slot_numel(const ferry_param *param);
 /* Bytes of a slot's storage. */
 size_t ferry__slot_bytes(const ferry_param *param);
+/* FERRY_EUNKNOWN with the nearest name of a stored parameter. */
+ferry_status ferry__plan_not_stored(const ferry__plan *plan, const char *name);
 
 /* The plan as JSON for ferry_worker_plan. */
 ferry_status ferry__plan_to_json(const ferry__plan *plan, const size_t *ids,

@@ -92,7 +92,7 @@ void ferry__loading_begin(ferry__loading *l, ferry__staging *staging)
     memset(l->kernel, 0, l->model->n_params * sizeof(*l->kernel));
     l->staging = staging;
     l->wrote = l->digests = l->promised = l->warned = false;
-    l->kernel_any = l->kernel_whole = false;
+    l->kernel_any = l->kernel_format = false;
     l->update = 0;
     atomic_store(&l->bytes_declared, 0);
     atomic_store(&l->bytes_received, 0);
@@ -117,6 +117,7 @@ void ferry__loading_destroy(ferry__loading **loading)
     ferry__free(l->tied_heads);
     ferry__free(l->tied);
     ferry__free(l->kernel);
+    ferry__table_free(&l->slot_names);
     ferry__free(l->steps);
     ferry__free(l);
     *loading = NULL;
@@ -154,7 +155,8 @@ static ferry_status batch_fill(ferry__loading *l, ferry__batch *b,
     b->arrivals = ferry__alloc_array(count, sizeof(*b->arrivals));
     if (b->arrivals == NULL)
         return FERRY_ENOMEM;
-    FERRY_TRY(bake(l, b));
+    FERRY_TRY(l->kernel_format ? ferry__loading_match_stored(l, b)
+                               : bake(l, b));
     b->landings = ferry__alloc_array(b->n_landings, sizeof(*b->landings));
     return b->landings != NULL ? FERRY_OK : FERRY_ENOMEM;
 }
@@ -255,23 +257,13 @@ void ferry__loading_want_digests(ferry__loading *l, bool on)
 }
 
 ferry_status ferry__loading_kernel_storage(ferry__loading *l, size_t param,
-                                           bool whole, void **out_bytes,
-                                           size_t *out_size)
+                                           void **out_bytes, size_t *out_size)
 {
-    if (param >= l->model->n_params)
-        return ferry_fail(FERRY_EINVAL,
-                          "stored parameter %zu of %zu does not exist", param,
-                          l->model->n_params);
-    if (l->model->params[param].flags & FERRY_PARAM_RUNTIME)
-        return ferry_fail(FERRY_EINVAL,
-                          "parameter %s is a runtime parameter, which no "
-                          "transfer touches",
-                          l->model->params[param].name);
+    FERRY_TRY(ferry__loading_check_slot(l, param));
     if (!l->kernel[param] && l->staging != NULL)
         ferry__staging_fill(l->staging, param);
     ferry__loading_before_write(l);
     l->kernel[param] = l->kernel_any = true;
-    l->kernel_whole = whole;
     *out_bytes = ferry__loading_base(l, param);
     *out_size = ferry__slot_bytes(&l->model->params[param]);
     return FERRY_OK;

@@ -53,10 +53,13 @@ ferry_status ferry__loading_box(ferry__loading *l, size_t index, size_t box,
 ferry_status ferry__loading_expect(ferry__loading *l, size_t index, size_t box,
                                    uint64_t xxh3);
 void ferry__loading_want_digests(ferry__loading *l, bool on);
-/* `whole`: the engine writes whole slots, so they count as covered. */
 ferry_status ferry__loading_kernel_storage(ferry__loading *l, size_t param,
-                                           bool whole, void **out_bytes,
-                                           size_t *out_size);
+                                           void **out_bytes, size_t *out_size);
+/* What the next update brings: stored parameters, whole (kernel), or those of
+ * a checkpoint, which every round begins with. FERRY_EINVAL: the round has
+ * brought something in the other format. */
+ferry_status ferry__loading_set_format(ferry__loading *l, bool kernel);
+bool ferry__loading_in_kernel_format(const ferry__loading *l);
 void ferry__loading_count_buffers(ferry__loading *l, int64_t bytes);
 /* Waits until what was deferred is done; idempotent. What asks about stored
  * bytes (check, commit) comes after it. */

@@ -23,7 +23,7 @@ static ferry__covered covered(const ferry__loading *l, size_t slot)
     ferry__coverage_count(l->coverage, slot, &have, &want);
     if (want == 0)
         return FERRY__COVERED_FULL;
-    if (l->kernel[slot] && l->kernel_whole)
+    if (l->kernel[slot] && l->kernel_format)
         return FERRY__COVERED_FULL;
     return ferry__coverage_of(l->coverage, slot);
 }
@@ -35,8 +35,14 @@ ferry_status ferry__loading_check_whole(const ferry__loading *l)
             const ferry__arrival *a = &b->arrivals[i];
             const ferry_param_meta *meta = &b->manifest.params[i];
 
+            if (a->whole || ferry__meta_numel(meta) == 0)
+                continue;
+            if (l->kernel_format && !l->kernel[a->id])
+                return ferry_fail(FERRY_ECOVERAGE,
+                                  "parameter %s: declared, but it did not come",
+                                  meta->name);
             /* Of what this shard does not store, nothing need come. */
-            if (a->whole || a->count == 0 || ferry__meta_numel(meta) == 0)
+            if (a->count == 0)
                 continue;
             if (a->position > 0)
                 return ferry_fail(FERRY_ECOVERAGE,
@@ -187,7 +193,7 @@ static ferry_status check_overlap(const ferry__loading *l)
     size_t *ids;
     ferry_status st;
 
-    if (l->first == NULL || l->first == l->last)
+    if (l->kernel_format || l->first == NULL || l->first == l->last)
         return FERRY_OK;
     for (const ferry__batch *b = l->first; b != NULL; b = b->next)
         total += b->manifest.count;

@@ -112,7 +112,9 @@ ferry_status ferry__loading_load(ferry__loading *l, size_t index,
                           "tensors of the host are loaded",
                           meta->name, (int)tensor->device - 1);
     a->begun = true;
-    if (can_follow(l, a, tensor))
+    if (l->kernel_format)
+        FERRY_TRY(ferry__loading_place(l, a->id, tensor));
+    else if (can_follow(l, a, tensor))
         FERRY_TRY(land_tensor(l, a, tensor));
     else
         FERRY_TRY(land_contiguous_copy(l, a, tensor));
@@ -231,6 +233,10 @@ ferry_status ferry__loading_range(ferry__loading *l, size_t index,
 
     FERRY_TRY(ferry__arrival_at(l, index, &a));
     meta = &l->last->manifest.params[index];
+    if (l->kernel_format)
+        return ferry_fail(FERRY_ENOTSUP,
+                          "parameter %s: in kernel format it comes whole",
+                          meta->name);
     if (a->whole || (a->begun && a->position == 0))
         return twice(l);
     FERRY_TRY(check_range(meta, a, first, count));

@@ -33,7 +33,7 @@ typedef struct ferry__landing {
 } ferry__landing;
 
 typedef struct ferry__arrival {
-    size_t id;           /* in the plan */
+    size_t id;           /* in the plan; in kernel format the slot */
     size_t first, count; /* landings */
     size_t n_done;
     int64_t position; /* elements that came by range */
@@ -87,7 +87,10 @@ struct ferry__loading {
     ferry__step_state **steps;
     size_t n_steps;
     bool *kernel; /* per slot: handed to an in-place engine */
-    bool kernel_any, kernel_whole;
+    bool kernel_any;
+    bool kernel_format;      /* the round brings whole stored parameters */
+    ferry__table slot_names; /* made when first asked for */
+    size_t n_slot_names;
     ferry__xxh3_state *scratch;
     ferry__deferral *deferral; /* NULL: nothing is deferred */
     void *defer_memory;        /* held while a round uses it */
@@ -130,6 +133,16 @@ ferry_status ferry__step_run_now(ferry__loading *l, const ferry__entry *e,
                                  const void *packed);
 ferry_status ferry__step_check(ferry__loading *l);
 void ferry__step_reset(ferry__loading *l);
+
+/* ---- kernel format: loading_kernel.c ---- */
+
+/* FERRY_EINVAL: no slot that a transfer may touch. */
+ferry_status ferry__loading_check_slot(const ferry__loading *l, size_t param);
+/* What bake is in checkpoint format. */
+ferry_status ferry__loading_match_stored(ferry__loading *l, ferry__batch *b);
+/* The tensor, which is as the slot stores it, goes there. */
+ferry_status ferry__loading_place(ferry__loading *l, size_t slot,
+                                  const ferry_tensor *tensor);
 
 /* The i-th parameter that the model's loader knows, under the name that a
  * checkpoint has for it; the name is written to `buffer`. False after the

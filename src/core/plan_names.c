@@ -113,3 +113,25 @@ ferry_status ferry__plan_unknown(const ferry__plan *plan, const char *name)
                       "is %s",
                       name, who, best);
 }
+
+ferry_status ferry__plan_not_stored(const ferry__plan *plan, const char *name)
+{
+    const ferry_model *model = &plan->model;
+    size_t limit = strlen(name) / 2 + 2, work = 0;
+    const char *best = NULL;
+    for (size_t i = 0; i < model->n_params && work < SUGGEST_WORK; i++) {
+        const ferry_param *p = &model->params[i];
+        if (p->flags & FERRY_PARAM_RUNTIME)
+            continue;
+        size_t d = distance(name, p->name, limit, &work);
+        if (d <= limit) {
+            best = p->name;
+            if (d == 0)
+                break;
+            limit = d - 1;
+        }
+    }
+    return ferry_fail(FERRY_EUNKNOWN,
+                      "parameter %s: the model stores none of this name%s%s",
+                      name, best ? "; the nearest is " : "", best ? best : "");
+}

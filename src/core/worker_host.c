@@ -172,11 +172,9 @@ static ferry_status host_reload_finalise(ferry_worker_context *ctx)
 static ferry_status host_kernel_storage(ferry_worker_context *ctx, size_t param,
                                         void **out_bytes, size_t *out_size)
 {
-    bool whole = (worker_of(ctx)->ops->flags & FERRY_WORKER_KERNEL_FORMAT) != 0;
-
     FERRY_TRY(in_round(ctx, "kernel_storage"));
-    return ferry__loading_kernel_storage(loading_of(ctx), param, whole,
-                                         out_bytes, out_size);
+    return ferry__loading_kernel_storage(loading_of(ctx), param, out_bytes,
+                                         out_size);
 }
 
 static void host_waited(ferry_worker_context *ctx, int32_t peer,

@@ -210,6 +210,8 @@ static ferry_status start_round(ferry_worker *w)
         FERRY_TRY(ferry__staging_open(&t->staging, &t->model));
     ferry__loading_begin(t->loading,
                          ferry__worker_is_staged(w) ? &t->staging : NULL);
+    FERRY_TRY(ferry__loading_set_format(t->loading,
+                                        ferry__worker_engine_is_kernel(w)));
     t->was_dirty = t->dirty;
     return ferry__worker_engine_start(w);
 }
@@ -364,6 +366,7 @@ static void take_effect(ferry_worker *w, char *version)
         t->last = t->next_last;
         memset(&t->next_last, 0, sizeof(t->next_last));
         t->has_last = true;
+        t->last_kernel = ferry__loading_in_kernel_format(t->loading);
     }
 }
 

@@ -19,10 +19,10 @@ typedef struct ferry__target {
     ferry__plan *plan;
     ferry__loading *loading;
     ferry__staging staging;
-    ferry__manifest last;      /* of the last finished round since init */
-    ferry__manifest next_last; /* made at prepare, in force at commit */
-    bool has_last;
-    bool was_dirty; /* when this round began */
+    ferry__manifest last;       /* of the last finished round since init */
+    ferry__manifest next_last;  /* made at prepare, in force at commit */
+    bool has_last, last_kernel; /* in kernel format */
+    bool was_dirty;             /* when this round began */
     /* guarded */
     bool dirty;         /* live bytes may be of two versions */
     bool synced;        /* holds a whole checkpoint */
@@ -59,6 +59,12 @@ static inline bool ferry__worker_engine_defers(const ferry_worker *w)
 {
     return w->ops != NULL &&
            (w->ops->flags & FERRY_WORKER_DEFERS_PROCESSING) != 0;
+}
+
+/* The engine works in kernel format, where no update says otherwise. */
+static inline bool ferry__worker_engine_is_kernel(const ferry_worker *w)
+{
+    return (w->ops->flags & FERRY_WORKER_KERNEL_FORMAT) != 0;
 }
 
 /* The table that engines are given. */

@@ -13,6 +13,13 @@
 static const char *const moved_keys[] = {"packed", "packed_buffer_size_bytes",
                                          "packed_num_buffers"};
 
+static const char format_key[] = "is_checkpoint_format";
+
+static const char *format_name(bool kernel)
+{
+    return kernel ? "kernel" : "checkpoint";
+}
+
 static const ferry_field *find_field(const ferry_info_type *type,
                                      const char *name)
 {
@@ -46,15 +53,15 @@ static ferry_status pick(const ferry_worker *w, json_t *value,
     return FERRY_OK;
 }
 
-/* The flag of the older API: accepted and without effect where it says what
- * the engine does anyway, refused where it asks for something else. */
+/* The flag of the older API, for an engine whose update info has no field for
+ * it: accepted and without effect where it says what the engine does anyway,
+ * refused where it asks for something else. */
 static ferry_status take_format_flag(ferry_worker *w, json_t *object)
 {
-    const char *key = "is_checkpoint_format";
-    json_t *flag = json_object_get(object, key);
-    bool kernel = (w->ops->flags & FERRY_WORKER_KERNEL_FORMAT) != 0;
+    json_t *flag = json_object_get(object, format_key);
+    bool kernel = ferry__worker_engine_is_kernel(w);
 
-    if (flag == NULL || find_field(w->ops->update_info, key) != NULL)
+    if (flag == NULL || find_field(w->ops->update_info, format_key) != NULL)
         return FERRY_OK;
     if (!json_is_boolean(flag))
         return ferry_fail(FERRY_EINVAL,
@@ -65,13 +72,13 @@ static ferry_status take_format_flag(ferry_worker *w, json_t *object)
                           "is_checkpoint_format is %s, but engine %s takes "
                           "%s format only",
                           kernel ? "true" : "false", w->backend,
-                          kernel ? "kernel" : "checkpoint");
+                          format_name(kernel));
     if (!w->told_format)
         ferry__log(FERRY_LOG_INFO,
                    "is_checkpoint_format in an update is ignored: the engine "
                    "decides");
     w->told_format = true;
-    json_object_del(object, key);
+    json_object_del(object, format_key);
     return FERRY_OK;
 }
 
@@ -136,6 +143,20 @@ static bool find_lists(const ferry_info_type *type, const void *info,
            out->shapes != NULL;
 }
 
+/* Empty lists: what the round before declared, in its format. */
+static ferry_status declare_last(const ferry__target *t)
+{
+    bool kernel = ferry__loading_in_kernel_format(t->loading);
+
+    if (t->last_kernel != kernel)
+        return ferry_fail(FERRY_EINVAL,
+                          "empty lists mean the parameters of the round "
+                          "before, which came in %s format; this update is "
+                          "in %s format",
+                          format_name(t->last_kernel), format_name(kernel));
+    return ferry__loading_declare(t->loading, t->last.params, t->last.count);
+}
+
 static ferry_status declare_lists(ferry_worker *w, const lists *in,
                                   bool *out_nothing)
 {
@@ -149,8 +170,7 @@ static ferry_status declare_lists(ferry_worker *w, const lists *in,
         *out_nothing = !t->has_last;
         if (!t->has_last)
             return FERRY_OK;
-        return ferry__loading_declare(t->loading, t->last.params,
-                                      t->last.count);
+        return declare_last(t);
     }
     st = ferry__manifest_from_lists(&m, in->names, in->dtype_names, in->shapes);
     if (st == FERRY_OK)
@@ -172,12 +192,24 @@ static ferry_status drain_former(ferry_worker *w)
     return w->ops->drain_pending(w->self);
 }
 
+/* A field of the engine's says it for each round, else its kind does. */
+static ferry_status set_format(ferry_worker *w, const void *info)
+{
+    const bool *checkpoint =
+        field_of(w->ops->update_info, info, format_key, FERRY_FIELD_BOOL);
+
+    return ferry__loading_set_format(
+        w->target->loading,
+        checkpoint != NULL ? !*checkpoint : ferry__worker_engine_is_kernel(w));
+}
+
 static ferry_status receive(ferry_worker *w, const void *info)
 {
     lists in;
     bool nothing;
 
     FERRY_TRY(drain_former(w));
+    FERRY_TRY(set_format(w, info));
     if (find_lists(w->ops->update_info, info, &in)) {
         FERRY_TRY(declare_lists(w, &in, &nothing));
         if (nothing)

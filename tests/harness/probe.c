@@ -17,6 +17,7 @@ typedef struct probe_init {
 typedef struct probe_update {
     ferry_strs names, dtype_names;
     ferry_shapes shapes;
+    bool is_checkpoint_format; /* of probe_either */
 } probe_update;
 
 static const ferry_field init_fields[] = {
@@ -37,12 +38,20 @@ static const ferry_field update_fields[] = {
      offsetof(probe_update, dtype_names), "[]", 0, 0},
     {"shapes", FERRY_FIELD_SHAPES, FERRY_FIELD_PER_NAME,
      offsetof(probe_update, shapes), "[]", 0, 0},
+    {"is_checkpoint_format", FERRY_FIELD_BOOL, 0,
+     offsetof(probe_update, is_checkpoint_format), "true", 0, 0},
 };
 static const ferry_info_type update_type = {sizeof(ferry_info_type),
                                             "ProbeUpdateInfo",
                                             sizeof(probe_update),
                                             update_fields,
                                             3,
+                                            NULL};
+static const ferry_info_type either_type = {sizeof(ferry_info_type),
+                                            "EitherUpdateInfo",
+                                            sizeof(probe_update),
+                                            update_fields,
+                                            4,
                                             NULL};
 
 static ferry_status hook(probe_fn fn)
@@ -129,7 +138,8 @@ static void fill(ferry_worker_engine_ops *ops, const char *name, uint32_t flags)
     ops->flags = flags;
     ops->backend = name;
     ops->init_info = &init_type;
-    ops->update_info = &update_type;
+    ops->update_info =
+        strcmp(name, "probe_either") == 0 ? &either_type : &update_type;
     ops->create = create;
     ops->init_transfer_engine = init;
     ops->start_weight_update = start;
@@ -146,7 +156,7 @@ static void fill(ferry_worker_engine_ops *ops, const char *name, uint32_t flags)
 
 void probe_reset(void)
 {
-    static ferry_worker_engine_ops ops[4];
+    static ferry_worker_engine_ops ops[5];
     static bool done;
 
     memset(&the_probe, 0, sizeof(the_probe));
@@ -157,4 +167,5 @@ void probe_reset(void)
     fill(&ops[1], "probe_deferred", FERRY_WORKER_DEFERS_PROCESSING);
     fill(&ops[2], "probe_kernel", FERRY_WORKER_KERNEL_FORMAT);
     fill(&ops[3], "probe_no_draft", FERRY_WORKER_NO_DRAFT);
+    fill(&ops[4], "probe_either", 0);
 }

@@ -21,7 +21,8 @@ typedef struct probe {
 /* The one probe; the engine's methods look here. */
 extern probe the_probe;
 /* Clears it and registers, once, `probe` (synchronous), `probe_deferred`,
- * `probe_kernel` and `probe_no_draft`. */
+ * `probe_kernel`, `probe_no_draft`, and `probe_either`, whose update info has
+ * the field is_checkpoint_format. */
 void probe_reset(void);
 
 #endif
