@@ -3,8 +3,9 @@
 
 The library keeps the order of calls, coverage, deadlines and the commit; the
 engine receives and hands tensors to `self.model`, which here is the library's
-loader: it fuses, shards and quantises. Invariant: registration is for the
-life of the process, and what C may call is never freed.
+loader: it fuses, shards and quantises, or, in kernel format, puts in place
+what comes as it is stored. Invariant: registration is for the life of the
+process, and what C may call is never freed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import json
 import logging
 import sys
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from ferry._ffi import (
     OK,
@@ -34,22 +35,28 @@ from ferry.errors import (
     ArgumentError,
     InternalError,
     NotSupportedError,
+    UnknownNameError,
     status_of,
 )
 from ferry.source import ParamMeta
-from ferry.tensor import dtype_code
-from ferry.weight_transfer.older import construct_engine, open_round
+from ferry.tensor import DTYPES, dtype_code
+from ferry.weight_transfer.older import (
+    construct_engine,
+    has_older_api,
+    open_round,
+)
 
-__all__ = ["HostedModel", "register_worker_engine"]
+__all__ = ["HostedModel", "HostedParameter", "register_worker_engine"]
 
 logger = logging.getLogger(__name__)
 
 SLOT = 16  # bytes, of the largest kind of field
-# A field of the older API that the worker itself reads: hosted engines load
-# in checkpoint format, and what asks for another is refused in words.
+# Says the format in an update of the older API. Of any other engine the
+# worker knows it, and refuses an update that asks for another.
 FORMAT = "is_checkpoint_format"
 LISTS = ("names", "dtype_names", "shapes")
 
+_NAMES = {code: name for name, code in DTYPES.items()}
 _KINDS: dict[Any, str] = {
     bool: "BOOL",
     int: "I64",
@@ -64,17 +71,18 @@ _KINDS: dict[Any, str] = {
 class _InfoType:
     """C's description of a dataclass's fields, so that C can parse a dict."""
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: type, says_format: bool = False) -> None:
         if not dataclasses.is_dataclass(cls):
             raise ArgumentError(f"{cls.__name__} is no dataclass")
         fields = [field for field in dataclasses.fields(cls)
                   if field.init and field.name != FORMAT]
+        count = len(fields) + says_format
         try:
             hints = typing.get_type_hints(cls)
         except Exception:
             hints = {}  # a name that only a checker knows: any JSON value
         self._keep: list[Any] = []
-        rows = ffi.new("ferry_field[]", max(len(fields), 1))
+        rows = ffi.new("ferry_field[]", max(count, 1))
         for index, (row, field) in enumerate(
             zip(rows, fields, strict=False)
         ):
@@ -87,12 +95,19 @@ class _InfoType:
                 row.default_json = self._text(default)
             if field.name in ("dtype_names", "shapes"):
                 row.flags |= lib.FERRY_FIELD_PER_NAME
+        if says_format:
+            row = rows[len(fields)]
+            row.name = self._text(FORMAT)
+            row.kind = lib.FERRY_FIELD_BOOL
+            row.offset = len(fields) * SLOT
+            row.default_json = self._text(
+                json.dumps(bool(getattr(cls, FORMAT, True))))
         self.c = ffi.new("ferry_info_type *")
         self.c.size = ffi.sizeof("ferry_info_type")
         self.c.name = self._text(cls.__name__)
-        self.c.struct_size = max(len(fields), 1) * SLOT
+        self.c.struct_size = max(count, 1) * SLOT
         self.c.fields = rows
-        self.c.n_fields = len(fields)
+        self.c.n_fields = count
         self._keep.append(rows)
 
     def _text(self, value: str) -> Any:
@@ -119,17 +134,65 @@ class _InfoType:
         return found
 
 
-class HostedModel:
-    """What a hosted engine has as `self.model`: the worker's own loader."""
+class HostedParameter:
+    """A parameter that a rank stores, to be written whole, by `copy_`.
 
-    def __init__(self, host: Any, ctx: Any) -> None:
+    Attributes
+    ----------
+    name : str
+        The model's own: fused, not the checkpoint's.
+    dtype : torch.dtype or str
+        As it must come; a name where torch is not loaded. What is stored in
+        blocks (q8_0) is uint8: rows, and bytes a row.
+    shape : tuple of int
+        Of this rank's shard, padding included.
+    """
+
+    def __init__(self, model: HostedModel, param: Any) -> None:
+        self._model = model
+        self.name: str = text(param.name)
+        shape = list(param.shape[0 : param.ndim])
+        code = param.dtype
+        block = lib.ferry_dtype_block(code)
+        if block > 1 and shape:
+            shape[-1] = shape[-1] // block * lib.ferry_dtype_bytes(code)
+            code = lib.FERRY_DTYPE_U8
+        self.shape = tuple(shape)
+        self.dtype: Any = getattr(
+            sys.modules.get("torch"), _NAMES[code], _NAMES[code])
+
+    @property
+    def data(self) -> HostedParameter:
+        """Itself, for ``parameter.data.copy_(tensor)``."""
+        return self
+
+    def copy_(self, tensor: Any) -> HostedParameter:
+        """Put a tensor of this dtype and shape in place."""
+        self._model.load_weights([(self.name, tensor)])
+        return self
+
+
+class HostedModel:
+    """What a hosted engine has as `self.model`: the worker's own loader.
+
+    Attributes
+    ----------
+    kernel_format : bool
+        Whether names are those of what this rank stores, and tensors go in
+        place as they are; else they are a checkpoint's.
+    """
+
+    def __init__(self, host: Any, ctx: Any, kernel_format: bool) -> None:
         self._host = host
         self._ctx = ctx
         self._index: dict[str, int] | None = None
+        self.kernel_format = kernel_format
 
-    def next_update(self) -> None:
+    def next_update(self, kernel_format: bool | None = None) -> None:
         """Forget what the update before this one announced."""
         self._index = None
+        if kernel_format is not None:
+            self.kernel_format = kernel_format
 
     def declared(self) -> list[tuple[str, str, list[int]]]:
         """Return name, dtype and shape of what this update announces."""
@@ -172,12 +235,13 @@ class HostedModel:
         self.next_update()
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]:
-        """Hand over whole checkpoint tensors, of torch or NumPy.
+        """Hand over whole tensors, of torch or NumPy.
 
         Parameters
         ----------
         weights : iterable of (str, tensor)
-            Any strides; the bytes may be reused when this returns.
+            By names of the checkpoint, or in kernel format of what this rank
+            stores. Any strides; the bytes may be reused when this returns.
 
         Returns
         -------
@@ -197,21 +261,49 @@ class HostedModel:
             loaded.add(name)
         return loaded
 
-    def named_parameters(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse to show what is stored; so do the other ways to it.
+    def _stored(self, way: str) -> list[HostedParameter]:
+        if not self.kernel_format:
+            raise NotSupportedError(
+                f"a hosted model has no {way} here: it is loaded in "
+                "checkpoint format, by load_weights"
+            )
+        model = self._host.model(self._ctx)
+        return [
+            HostedParameter(self, param)
+            for param in (model.params[i] for i in range(model.n_params))
+            if not param.flags & lib.FERRY_PARAM_RUNTIME
+        ]
+
+    def named_parameters(
+        self, *_: Any, **__: Any
+    ) -> Iterator[tuple[str, HostedParameter]]:
+        """Iterate over what this rank stores, to be written; kernel format.
 
         Raises
         ------
         NotSupportedError
-            What a rank stores is fused, sharded and quantised, and written
-            by its loader alone.
+            In checkpoint format what a rank stores is fused, sharded and
+            quantised, and written by its loader alone.
         """
-        raise NotSupportedError(
-            "a hosted model has no named_parameters: it is loaded in "
-            "checkpoint format, by load_weights"
-        )
+        return iter([(found.name, found)
+                     for found in self._stored("named_parameters")])
 
-    parameters = get_parameter = state_dict = named_parameters
+    def parameters(self, *_: Any, **__: Any) -> Iterator[HostedParameter]:
+        """Iterate over the same without their names."""
+        return iter(self._stored("parameters"))
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, HostedParameter]:
+        """Return the same by their names."""
+        return {found.name: found for found in self._stored("state_dict")}
+
+    def get_parameter(self, name: str) -> HostedParameter:
+        """Return one of them."""
+        for found in self._stored("get_parameter"):
+            if found.name == name:
+                return found
+        raise UnknownNameError(
+            f"parameter {name}: the model stores none of this name"
+        )
 
     def check(self, what: str) -> None:
         """Raise if the round is over; call it in every wait (100 ms)."""
@@ -231,11 +323,17 @@ class _Registered:
 
     def __init__(self, backend: str, cls: Any) -> None:
         self.cls = cls
+        self.older = has_older_api(cls)
+        if self.older and cls.kernel_format:
+            raise ArgumentError(
+                f"{cls.__name__}: kernel_format is set, but in the older "
+                f"engine API it is {FORMAT} in an update that says it"
+            )
+        self.init_type = _InfoType(self.cls.init_info_cls)
+        self.update_type = _InfoType(self.cls.update_info_cls, self.older)
         self.has_format = any(
             field.name == FORMAT
             for field in dataclasses.fields(self.cls.update_info_cls))
-        self.init_type = _InfoType(self.cls.init_info_cls)
-        self.update_type = _InfoType(self.cls.update_info_cls)
         self._name = ffi.new("char[]", encode(backend))
         ops = ffi.new("ferry_worker_engine_ops *")
         ops.size = ffi.sizeof("ferry_worker_engine_ops")
@@ -243,6 +341,8 @@ class _Registered:
         if self.cls.defers_processing:
             ops.flags |= lib.FERRY_WORKER_DEFERS_PROCESSING
             ops.drain_pending = lib.ferry_py_worker_drain
+        if self.cls.kernel_format:
+            ops.flags |= lib.FERRY_WORKER_KERNEL_FORMAT
         if not self.cls.supports_draft_weight_update:
             ops.flags |= lib.FERRY_WORKER_NO_DRAFT
         ops.backend = self._name
@@ -300,7 +400,7 @@ class _Engine:
             data_parallel_size=max(options.dp_size, 1),
         )
         torch = sys.modules.get("torch")
-        model = HostedModel(host, ctx)
+        model = HostedModel(host, ctx, self.entry.cls.kernel_format)
         self.engine = construct_engine(
             self.entry.cls,
             WeightTransferConfig(backend),
@@ -320,10 +420,13 @@ class _Engine:
         open_round(self.engine)
 
     def receive(self, info: Any) -> None:
-        self.model.next_update()
         values = self.entry.update_type.to_dict(info)
-        if self.entry.has_format:
-            values[FORMAT] = True  # the worker refused anything else
+        if self.entry.older:
+            self.model.next_update(not values[FORMAT])
+        else:
+            self.model.next_update()
+            if self.entry.has_format:  # the worker refused anything else
+                values[FORMAT] = not self.model.kernel_format
         if all(values.get(key) == [] for key in LISTS):
             # As in the round before (vLLM 0.33), which the worker knows.
             columns = zip(*self.model.declared(), strict=True)

@@ -192,7 +192,8 @@ class Hosted:
     """
 
     def __init__(
-        self, folder: Path, model: Path, engine: str, *paths: Path
+        self, folder: Path, model: Path, engine: str, *paths: Path,
+        form: str = "bf16", commit: str = "inplace",
     ) -> None:
         port, self.log_path = folder / "port", folder / "log"
         backend = engine.partition("=")[0]
@@ -202,7 +203,8 @@ class Hosted:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ferry.serve", str(model),
                  "--engine", engine, "--port", "0", "--port-file", str(port),
-                 "--kernel-format", "bf16", "--tensor-parallel-size", "2",
+                 "--kernel-format", form, "--commit", commit,
+                 "--tensor-parallel-size", "2",
                  "--weight-transfer-config",
                  json.dumps({"backend": backend})],
                 stdout=log, stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker engines for `python -m ferry.serve`, as users of either API write
-them. What is announced lies in a file, tensor after tensor."""
+them. What is announced lies in a file, tensor after tensor; in kernel format
+each rank has a file of its own."""
 
 from __future__ import annotations
 
@@ -71,8 +72,10 @@ class Older(WeightTransferEngine[InitInfo, OlderUpdateInfo]):
     def receive_weights(
         self, update_info: OlderUpdateInfo, load_weights: Load
     ) -> None:
-        assert update_info.is_checkpoint_format is True
-        for name, tensor in read(self.path, update_info):
+        path = self.path
+        if not update_info.is_checkpoint_format:
+            path += f".{self.parallel_config.rank}"
+        for name, tensor in read(path, update_info):
             load_weights([(name, tensor)])
 
     def shutdown(self) -> None:
@@ -87,6 +90,61 @@ class Older(WeightTransferEngine[InitInfo, OlderUpdateInfo]):
             for _, tensor in iterator:
                 raw = tensor.detach().contiguous().reshape(-1)
                 file.write(raw.view(torch.uint8).numpy().data)
+
+
+class OlderBare(Older):
+    """The same, where the flag is the base class's attribute alone."""
+
+    update_info_cls = UpdateInfo  # type: ignore[assignment]
+
+
+class Kernel(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """In kernel format, by the newer API.
+
+    Its path may ask for more: "parameters" to write the model's own, "half"
+    to end in the middle, "skip" to leave the last out, "f16" to bring it in
+    another dtype, "load" to call load_weights once for all.
+    """
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+    kernel_format = True
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        self.path = init_info.path
+
+    def start_weight_update(self) -> None:
+        self.received = 0
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        last = update_info.names[-1]
+        came = read(f"{self.path}.{self.parallel_config.rank}", update_info)
+        if "load" in self.path:
+            self.model.load_weights(came)
+            return
+        for name, tensor in came:
+            if "half" in self.path and self.received == 3:
+                raise LookupError(f"no more than {self.received} came")
+            if "skip" in self.path and name == last:
+                continue
+            if "f16" in self.path and name == last:
+                tensor = tensor.to(torch.float16)
+            if "parameters" in self.path:
+                parameter = dict(self.model.named_parameters())[name]
+                assert parameter.shape == tuple(tensor.shape)
+                assert parameter.dtype == tensor.dtype
+                parameter.data.copy_(tensor)
+            else:
+                # Of any strides.
+                turned = tensor.T.contiguous().T
+                self.model.load_weights([(name, turned)])
+            self.received += 1
+
+    def finish_weight_update(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
 
 
 class Deferring(WeightTransferEngine[InitInfo, UpdateInfo]):

@@ -55,6 +55,30 @@ def module(folder: Path) -> Checkpoint:
     return Checkpoint(tensors(folder))
 
 
-def digests(folder: Path, *, tp: int = 2) -> dict[str, str]:
+def kernels(
+    folder: Path, rank: int, *, tp: int = 2, form: str = "bf16"
+) -> dict[str, torch.Tensor]:
+    """What a rank stores of that checkpoint, by its own names; blocks are
+    rows of bytes."""
+    shard = stored.Shard(
+        model_files.open_model(str(folder)), tp, rank, form)
+    found = {}
+    for (name, values), (_, raw) in zip(
+        shard.values(), shard.stored(), strict=True
+    ):
+        dtype, shape = torch.float32, list(values.shape)
+        if values.ndim == 2:
+            dtype = {"bf16": torch.bfloat16, "f32": torch.float32,
+                     "q8_0": torch.uint8}[form]
+            if form == "q8_0":
+                shape[-1] = -1
+        found[name] = torch.frombuffer(
+            bytearray(raw), dtype=dtype).reshape(shape)
+    return found
+
+
+def digests(
+    folder: Path, *, tp: int = 2, form: str = "bf16"
+) -> dict[str, str]:
     """What `/weight_checker` must answer for that checkpoint."""
-    return stored.digests(model_files.open_model(str(folder)), tp, 1, "bf16")
+    return stored.digests(model_files.open_model(str(folder)), tp, 1, form)

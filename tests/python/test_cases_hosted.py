@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of every kind inside `python -m ferry.serve`: of the older API,
-one that defers its work, one that writes in place (E4 to E6, E8; D5)."""
+one that defers its work, and what each kind is refused (E4 to E6, E8; D5)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ HERE = Path(__file__).parent
 class Rig:
     """A server with one of the engines, and a trainer for it."""
 
-    def __init__(self, folder: Path, model: Path, engine: str) -> None:
+    def __init__(
+        self, folder: Path, model: Path, engine: str, **options: str
+    ) -> None:
         self.server = Hosted(
-            folder, model, f"file=hosted_engines:{engine}", HERE)
+            folder, model, f"file=hosted_engines:{engine}", HERE, **options)
         self.client = HTTPVLLMWeightSyncClient(self.server.url)
         self.folder = folder
         self.init("weights")
@@ -60,11 +62,12 @@ class Rig:
         self.client.finish_weight_update("hosted")
 
 
-def rig(engine: str) -> Any:
+def rig(engine: str, kind: type[Rig] = Rig, **options: str) -> Any:
     def made(
         folders: dict[int, Path], tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Rig]:
-        found = Rig(tmp_path_factory.mktemp(engine), folders[1], engine)
+        found = kind(
+            tmp_path_factory.mktemp(engine), folders[1], engine, **options)
         yield found
         assert found.server.stop() == 0
 
@@ -97,18 +100,6 @@ def test_e8_an_older_engine_that_fails_takes_the_next_round(
         older.update(tensors, short=1)
     older.round(tensors)
     assert older.server.checksums() == models.digests(folders[2])
-
-
-def test_e6_e8_kernel_format_is_refused_in_words(
-    older: Rig, folders: dict[int, Path]
-) -> None:
-    before = older.server.checksums()
-    with pytest.raises(FerryError, match="is_checkpoint_format is false.*"
-                                         "takes checkpoint format only"):
-        older.round(models.tensors(folders[1]), is_checkpoint_format=False)
-    assert older.server.checksums() == before
-    older.round(models.tensors(folders[1]))
-    assert older.server.checksums() == models.digests(folders[1])
 
 
 # ---- E5 ----
@@ -157,6 +148,19 @@ def test_e4_a_draft_is_refused_by_the_engine_or_for_want_of_one(
 
 
 # ---- E6 ----
+
+
+def test_e6_kernel_format_is_refused_of_an_engine_of_the_other_kind(
+    deferring: Rig, folders: dict[int, Path]
+) -> None:
+    before = deferring.server.checksums()
+    with pytest.raises(FerryError, match="is_checkpoint_format is false.*"
+                                         "takes checkpoint format only"):
+        deferring.round(models.tensors(folders[1]),
+                        is_checkpoint_format=False)
+    assert deferring.server.checksums() == before
+    deferring.round(models.tensors(folders[1]))
+    assert deferring.server.checksums() == models.digests(folders[1])
 
 
 def test_e6_a_hosted_engine_that_writes_in_place_is_refused_in_words(

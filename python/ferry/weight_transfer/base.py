@@ -242,6 +242,13 @@ class WeightTransferEngine(ABC, Generic[TInitInfo, TUpdateInfo]):
     tail of a round itself calls `drain_pending` first.
     """
 
+    kernel_format: bool = False
+    """Whether it brings what the model stores, by its names, as it is stored.
+
+    Such an engine opens no layerwise reload. In the older API
+    `is_checkpoint_format` of an update says it.
+    """
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         adopt_older_engine(cls)

@@ -24,6 +24,7 @@ from ferry.weight_transfer.reload import (
 __all__ = [
     "adopt_older_engine",
     "construct_engine",
+    "has_older_api",
     "older_receive",
     "older_start",
     "open_round",
@@ -54,9 +55,14 @@ def adopt_older_engine(cls: type) -> None:
             setattr(cls, name, method)
 
 
+def has_older_api(cls: type) -> bool:
+    """Whether a class's receive takes a callback."""
+    return bool(getattr(cls, _OLDER, False))
+
+
 def older_receive(engine: Any) -> bool:
     """Whether the engine's receive takes a callback."""
-    return bool(getattr(type(engine), _OLDER, False))
+    return has_older_api(type(engine))
 
 
 def _begin(self: Any) -> None:
@@ -65,11 +71,14 @@ def _begin(self: Any) -> None:
 
 
 def open_round(engine: Any) -> None:
-    """Start a round of an engine of either form, in checkpoint format."""
+    """Start a round of an engine of either form, whatever became of the last.
+
+    Of the older form the first update says the format, and opens the reload
+    that it may need.
+    """
     engine.start_weight_update()
     if older_receive(engine):
-        initialize_layerwise_reload(engine.model)
-        setattr(engine, _RELOADING, True)
+        setattr(engine, _RELOADING, False)
 
 
 def _finish(self: Any) -> None:
@@ -109,6 +118,8 @@ def older_start(engine: Any, update_info: dict[str, Any]) -> None:
 
 def _copier(model: Any) -> Any:
     """Load weights that have the model's own names and layout."""
+    if getattr(model, "kernel_format", False):
+        return model.load_weights  # a hosted one places them itself
     parameters = dict(model.named_parameters())
 
     def load_weights(weights: Iterable[tuple[str, Any]]) -> None:
