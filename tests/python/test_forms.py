@@ -7,7 +7,10 @@ Each test writes one of them as a user would, with ``vllm.distributed`` read as
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
+import pickle
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -677,6 +680,45 @@ def test_e8_an_engine_of_the_older_api_works_as_it_is(cls: Any) -> None:
     sent: list[Any] = []
     cls.trainer_send_weights(iter([("w", torch.ones(1))]), {"sent": sent})
     assert sent[0][0] == "w"
+
+
+@dataclass
+class FlaggedUpdateInfo(MyUpdateInfo):
+    is_checkpoint_format: bool = True
+
+
+LISTS: Any = (["w"], ["float32"], [[3]])
+
+
+def test_e8_an_update_info_takes_the_flag_by_keyword() -> None:
+    plain = MyUpdateInfo(*LISTS)
+    flagged: Any = MyUpdateInfo
+    made = flagged(*LISTS, is_checkpoint_format=False)
+    assert isinstance(made, MyUpdateInfo)
+    assert made.names == ["w"] and made.is_checkpoint_format is False
+    assert plain.is_checkpoint_format is True
+    assert MyUpdateInfo.is_checkpoint_format is True
+    # It goes where the info goes, and only where it was given.
+    assert dataclasses.asdict(made) == {
+        **dataclasses.asdict(plain), "is_checkpoint_format": False}
+    assert list(dataclasses.asdict(plain)) == ["names", "dtype_names",
+                                               "shapes"]
+    for copied in (copy.deepcopy(made), pickle.loads(pickle.dumps(made)),
+                   dataclasses.replace(made, names=["w"])):
+        assert copied == made and copied.is_checkpoint_format is False
+    assert made != flagged(*LISTS, is_checkpoint_format=True)
+    with pytest.raises(TypeError):
+        flagged(*LISTS, False)
+    with pytest.raises(TypeError, match="is_format"):
+        flagged(*LISTS, is_checkpoint_format=False, is_format=1)
+    # A field of the class's own is its own, by place too.
+    own = FlaggedUpdateInfo(*LISTS, False)
+    assert type(own) is FlaggedUpdateInfo and not own.is_checkpoint_format
+    assert own == FlaggedUpdateInfo(*LISTS, is_checkpoint_format=False)
+    # A worker of the newer API has no such field: an engine's kind decides.
+    engine = worker(MyEngine, Model(2, 3))
+    with pytest.raises(ValueError, match="is_checkpoint_format"):
+        engine.parse_update_info(dataclasses.asdict(made))
 
 
 def test_f1_a_worker_engine_is_imported_when_asked_for(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,12 @@ class Bent(Rig):
         tensors = ranks[0]
         assert [t.shape for t in tensors.values()] == [
             t.shape for t in ranks[1].values()]
-        info = {
-            "names": list(tensors),
-            "dtype_names": [str(t.dtype).removeprefix("torch.")
-                            for t in tensors.values()],
-            "shapes": [list(t.shape) for t in tensors.values()]}
-        self.client.update_weights({**info, **more})
+        # The flag, where it is given, is a field of the dict too.
+        self.client.update_weights(asdict(hosted_engines.UpdateInfo(
+            names=list(tensors),
+            dtype_names=[str(t.dtype).removeprefix("torch.")
+                         for t in tensors.values()],
+            shapes=[list(t.shape) for t in tensors.values()], **more)))
 
     def kernels(
         self, folder: Path, pieces: int = 1, form: str = "bf16",

@@ -31,6 +31,7 @@ from ferry.weight_transfer.older import (
     adopt_older_engine,
     older_receive,
     older_start,
+    with_flag,
 )
 from ferry.weight_transfer.parse import build_info
 from ferry.weight_transfer.reload import synchronize
@@ -77,13 +78,21 @@ class WeightTransferUpdateInfo:
 
     `is_checkpoint_format` is the older API's: whether tensors have the
     checkpoint's names and layout, or the model's own. In the newer one the
-    kind of engine decides. It is an attribute and no field, so that the
-    positional fields of subclasses stay theirs; one that declares it as a
-    field of its own may.
+    kind of engine decides. It may be given by keyword, and is a field of that
+    object then; else it is an attribute and no field, so that the positional
+    fields of subclasses stay theirs and `asdict` is what the newer API takes.
+    A subclass that declares it as a field of its own may.
     """
 
     # Without an annotation, which would fix its place among all fields.
     is_checkpoint_format = True
+
+    if not TYPE_CHECKING:  # to a checker, __init__ says what is taken
+
+        def __new__(cls, *_: Any, **fields: Any) -> Any:
+            """Make room for the flag where it is given."""
+            return object.__new__(
+                with_flag(cls) if "is_checkpoint_format" in fields else cls)
 
 
 @dataclass

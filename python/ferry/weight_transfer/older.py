@@ -4,12 +4,15 @@
 One class serves both sides: `receive_weights(update_info, load_weights)` on
 the worker, a static `trainer_send_weights` on the trainer. The host opens and
 closes the layerwise reload around it; `is_checkpoint_format` false means that
-tensors have the model's own names and are copied in place.
+tensors have the model's own names and are copied in place. An update info
+takes it by keyword, and has the field only where it was given: a worker of
+the newer API refuses the key.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import logging
 from collections.abc import Iterable
@@ -28,6 +31,7 @@ __all__ = [
     "older_receive",
     "older_start",
     "open_round",
+    "with_flag",
 ]
 
 logger = logging.getLogger(__name__)
@@ -35,6 +39,45 @@ logger = logging.getLogger(__name__)
 _OLDER = "_ferry_older_api"
 _RELOADING = "_ferry_reloading"
 _FLAG = "is_checkpoint_format"
+
+
+def with_flag(cls: type) -> type:
+    """Return a dataclass with the flag as one field more, by keyword.
+
+    That is itself where it has the field, or where its `__init__` is not the
+    decorator's.
+    """
+    params = cls.__dict__.get("__dataclass_params__")
+    if params is None or not params.init:
+        return cls
+    return _with_flag(cls)
+
+
+@functools.cache
+def _with_flag(cls: type) -> type:
+    if any(field.name == _FLAG for field in dataclasses.fields(cls)):
+        return cls
+    params: Any = cls.__dict__["__dataclass_params__"]
+    return dataclasses.make_dataclass(
+        cls.__name__,
+        [(_FLAG, bool, dataclasses.field(default=True, kw_only=True))],
+        bases=(cls,),
+        namespace={"__module__": cls.__module__,
+                   "__qualname__": cls.__qualname__,
+                   "__doc__": cls.__doc__,
+                   "__reduce__": _reduce},
+        repr=False, eq=params.eq, order=params.order,
+        unsafe_hash=params.unsafe_hash,
+    )
+
+
+def _reduce(self: Any) -> tuple[Any, ...]:
+    """Pickle by the class that can be found by its name."""
+    return _blank, (type(self).__bases__[0],), self.__dict__
+
+
+def _blank(cls: type) -> Any:
+    return object.__new__(with_flag(cls))
 
 
 def adopt_older_engine(cls: type) -> None:

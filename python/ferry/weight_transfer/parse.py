@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from typing import Any, TypeVar
@@ -61,6 +62,16 @@ def _check_types(cls: type, values: dict[str, Any]) -> None:
             )
 
 
+def _check_known(cls: type, values: dict[str, Any]) -> None:
+    """Refuse the flag of the older API, which every info can be made with."""
+    flag = "is_checkpoint_format"
+    if flag not in values:
+        return
+    init: Any = getattr(cls, "__init__")  # noqa: B009
+    if flag not in inspect.signature(init).parameters:
+        raise TypeError(f"unexpected field '{flag}'")
+
+
 def _check_lengths(values: dict[str, Any]) -> None:
     """Check that lists which go with `names` have its length (E2)."""
     names = values.get("names")
@@ -104,6 +115,7 @@ def build_info(
         if dataclasses.is_dataclass(cls):
             _check_types(cls, values)
             _check_lengths(values)
+            _check_known(cls, values)
         return cls(**values)
     except TypeError as error:
         raise ArgumentError(f"Invalid {what} for {engine}: {error}") from error
