@@ -81,6 +81,23 @@ static void run_widen(const memory *m)
     run_op(m, &op, TENSOR * 2, m->digest);
 }
 
+/* ---- into slots that go round, as a sender packs ---- */
+
+#define RING (2 * TENSOR)
+
+static void run_ring_memcpy(const memory *m)
+{
+    for (size_t at = 0; at < TOTAL; at += TENSOR)
+        memcpy(m->dst + at % RING, m->src + at, TENSOR);
+}
+
+static void run_ring_digest(const memory *m)
+{
+    ferry__copy_op op = flat(FERRY_DTYPE_BF16, FERRY_DTYPE_BF16);
+    for (size_t at = 0; at < TOTAL; at += TENSOR)
+        ferry__copy_hot(&op, m->dst + at % RING, m->src + at, m->digest);
+}
+
 /* ---- q8_0, over f32 rows ---- */
 
 static void run_ggml(const memory *m)
@@ -112,6 +129,8 @@ static const bench_case cases[] = {
     {"bf16 to f32, digest", run_widen, 0, 0},
     {"ggml quantize_row_q8_0", run_ggml, 5, 0},
     {"f32 to q8_0", run_q8_0, 5, 1.5},
+    {"memcpy to a ring", run_ring_memcpy, 7, 0},
+    {"bf16 to a ring, digest", run_ring_digest, 7, 1.15},
 };
 #define N_CASES (sizeof(cases) / sizeof(cases[0]))
 

@@ -204,8 +204,8 @@ static void hash_copy_run(const copy_job *job, char *dst, const char *src,
                           size_t n)
 {
     size_t step = STEP_BYTES - ((uintptr_t)dst & 63u);
-    if (job->stream && ferry__cpu_fast() &&
-        ferry__xxh3_copy(job->digest, dst, src, n, true))
+    if (ferry__cpu_fast() &&
+        ferry__xxh3_copy(job->digest, dst, src, n, job->stream))
         return;
     for (; n > 0; n -= step, dst += step, src += step, step = STEP_BYTES) {
         if (step > n)
@@ -213,8 +213,6 @@ static void hash_copy_run(const copy_job *job, char *dst, const char *src,
         ferry__xxh3_update(job->digest, src, step);
         if (job->stream)
             ferry__stream_copy(dst, src, step, n > step);
-        else if (n > step)
-            ferry__hot_copy(dst, src, step);
         else
             memcpy(dst, src, step);
         if (step == n)

@@ -22,10 +22,6 @@ void ferry__cpu_limit(bool portable_only);
 void ferry__stream_copy(void *dst, const void *src, size_t n, bool ahead);
 void ferry__stream_end(void);
 
-/* Moves n bytes through the cache; the source goes on after them and is
- * asked for in advance. */
-void ferry__hot_copy(void *dst, const void *src, size_t n);
-
 /* Contiguous conversions through f32; n elements. */
 typedef void (*ferry__to_f32_fn)(float *dst, const void *src, int64_t n);
 typedef void (*ferry__from_f32_fn)(void *dst, const float *src, int64_t n);
@@ -52,7 +48,6 @@ void ferry__f32_to_f16_avx2(void *dst, const float *src, int64_t n);
 void ferry__quantise_q8_0_avx2(void *dst, const float *src, int64_t n);
 void ferry__quantise_q8_0_bf16_avx2(void *dst, const void *src, int64_t n);
 void ferry__stream_copy_avx2(void *dst, const void *src, size_t n, bool ahead);
-void ferry__hot_copy_avx2(void *dst, const void *src, size_t n);
 #endif
 
 /* Copies one box without a digest; the op is merged and not empty. */

@@ -103,14 +103,23 @@ AVX2 void ferry__f32_to_f16_avx2(void *dst, const float *src, int64_t n)
 
 /* ---- q8_0 ---- */
 
-/* The largest of eight lanes, which hold no NaN. */
-AVX2 static inline float max_lane(__m256 v)
+/* The largest pattern without its sign. Patterns of positive floats order as
+ * integers do, and those of infinity and NaN are above all others. */
+AVX2 static inline uint32_t largest_of(__m256 a, __m256 b, __m256 c, __m256 e)
 {
-    __m128 m =
-        _mm_max_ps(_mm256_extractf128_ps(v, 1), _mm256_castps256_ps128(v));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    m = _mm_max_ss(m, _mm_movehdup_ps(m));
-    return _mm_cvtss_f32(m);
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
+    __m256i ab =
+        _mm256_max_epi32(_mm256_castps_si256(_mm256_and_ps(a, magnitude)),
+                         _mm256_castps_si256(_mm256_and_ps(b, magnitude)));
+    __m256i ce =
+        _mm256_max_epi32(_mm256_castps_si256(_mm256_and_ps(c, magnitude)),
+                         _mm256_castps_si256(_mm256_and_ps(e, magnitude)));
+    __m256i all = _mm256_max_epi32(ab, ce);
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(all),
+                              _mm256_extracti128_si256(all, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(m);
 }
 
 /* round half away from zero, as roundf: adding the float just below one half
@@ -123,16 +132,21 @@ AVX2 static inline __m256i round_away(__m256 x)
     return _mm256_cvttps_epi32(_mm256_add_ps(x, nudge));
 }
 
-AVX2 static inline void quantise_block(unsigned char *block, __m256 a, __m256 b,
+/* The 32 values of a block; false where the portable form must decide: one is
+ * infinite or NaN, or all are so tiny that 1 / d is not finite. */
+#define TINY_BITS     0x04000000u /* 2^-119 */
+#define INFINITE_BITS 0x7f800000u
+
+AVX2 static inline bool quantise_block(unsigned char *block, __m256 a, __m256 b,
                                        __m256 c, __m256 e)
 {
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
-    __m256 m = _mm256_max_ps(
-        _mm256_max_ps(_mm256_and_ps(a, magnitude), _mm256_and_ps(b, magnitude)),
-        _mm256_max_ps(_mm256_and_ps(c, magnitude),
-                      _mm256_and_ps(e, magnitude)));
-    float d = max_lane(m) / 127.0f;
-    float id = d != 0.0f ? 1.0f / d : 0.0f;
+    uint32_t bits = largest_of(a, b, c, e);
+    float largest, d, id;
+    if (bits < TINY_BITS || bits >= INFINITE_BITS)
+        return false;
+    memcpy(&largest, &bits, 4);
+    d = largest / 127.0f;
+    id = 1.0f / d;
     uint16_t scale =
         (uint16_t)_cvtss_sh(d, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     memcpy(block, &scale, 2);
@@ -146,32 +160,7 @@ AVX2 static inline void quantise_block(unsigned char *block, __m256 a, __m256 b,
     all = _mm256_permutevar8x32_epi32(
         all, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)(void *)(block + 2), all);
-}
-
-/* Whether one of the 32 values is NaN or infinite. */
-AVX2 static inline bool odd_block(__m256 a, __m256 b, __m256 c, __m256 e)
-{
-    /* x - x is NaN exactly for those; a sum keeps a NaN. */
-    __m256 s =
-        _mm256_add_ps(_mm256_add_ps(_mm256_sub_ps(a, a), _mm256_sub_ps(b, b)),
-                      _mm256_add_ps(_mm256_sub_ps(c, c), _mm256_sub_ps(e, e)));
-    return _mm256_movemask_ps(_mm256_cmp_ps(s, s, _CMP_UNORD_Q)) != 0;
-}
-
-/* 1 / d overflows to infinity when every value is tiny; then the products
- * are infinite and the portable form decides. */
-#define TINY_BITS 0x04000000 /* 2^-119 */
-
-AVX2 static inline bool tiny_block(__m256 a, __m256 b, __m256 c, __m256 e)
-{
-    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(INT32_MAX));
-    __m256 any = _mm256_or_ps(_mm256_or_ps(a, b), _mm256_or_ps(c, e));
-    any = _mm256_and_ps(any, magnitude);
-    /* Patterns of positive floats order as integers do, and below a power of
-     * two their or stays below it. */
-    __m256i big = _mm256_cmpgt_epi32(_mm256_castps_si256(any),
-                                     _mm256_set1_epi32(TINY_BITS - 1));
-    return _mm256_movemask_epi8(big) == 0;
+    return true;
 }
 
 AVX2 void ferry__quantise_q8_0_avx2(void *dst, const float *src, int64_t n)
@@ -184,10 +173,8 @@ AVX2 void ferry__quantise_q8_0_avx2(void *dst, const float *src, int64_t n)
         __m256 b = _mm256_loadu_ps(src + i + 8);
         __m256 c = _mm256_loadu_ps(src + i + 16);
         __m256 e = _mm256_loadu_ps(src + i + 24);
-        if (odd_block(a, b, c, e) || tiny_block(a, b, c, e))
+        if (!quantise_block(block, a, b, c, e))
             ferry__quantise_q8_0_block(block, src + i);
-        else
-            quantise_block(block, a, b, c, e);
     }
 }
 
@@ -200,15 +187,13 @@ AVX2 void ferry__quantise_q8_0_bf16_avx2(void *dst, const void *src, int64_t n)
         PREFETCH(s + AHEAD);
         __m256 a = load_bf16(s), b = load_bf16(s + 16);
         __m256 c = load_bf16(s + 32), e = load_bf16(s + 48);
-        if (odd_block(a, b, c, e) || tiny_block(a, b, c, e)) {
-            _mm256_storeu_ps(wide, a);
-            _mm256_storeu_ps(wide + 8, b);
-            _mm256_storeu_ps(wide + 16, c);
-            _mm256_storeu_ps(wide + 24, e);
-            ferry__quantise_q8_0_block(block, wide);
-        } else {
-            quantise_block(block, a, b, c, e);
-        }
+        if (quantise_block(block, a, b, c, e))
+            continue;
+        _mm256_storeu_ps(wide, a);
+        _mm256_storeu_ps(wide + 8, b);
+        _mm256_storeu_ps(wide + 16, c);
+        _mm256_storeu_ps(wide + 24, e);
+        ferry__quantise_q8_0_block(block, wide);
     }
 }
 
@@ -245,41 +230,7 @@ AVX2 void ferry__stream_copy_avx2(void *dst, const void *src, size_t n,
     }
     memcpy(d, s, n);
 }
-
-AVX2 void ferry__hot_copy_avx2(void *dst, const void *src, size_t n)
-{
-    char *d = dst;
-    const char *s = src;
-
-    for (; n >= 128; n -= 128, d += 128, s += 128) {
-        const __m256i *from = (const __m256i *)(const void *)s;
-        __m256i *to = (__m256i *)(void *)d;
-
-        PREFETCH(s + AHEAD);
-        PREFETCH(s + AHEAD + 64);
-        __m256i a = _mm256_loadu_si256(from);
-        __m256i b = _mm256_loadu_si256(from + 1);
-        __m256i c = _mm256_loadu_si256(from + 2);
-        __m256i e = _mm256_loadu_si256(from + 3);
-        _mm256_storeu_si256(to, a);
-        _mm256_storeu_si256(to + 1, b);
-        _mm256_storeu_si256(to + 2, c);
-        _mm256_storeu_si256(to + 3, e);
-    }
-    memcpy(d, s, n);
-}
 #endif
-
-void ferry__hot_copy(void *dst, const void *src, size_t n)
-{
-#if FERRY__X86
-    if (ferry__cpu_fast()) {
-        ferry__hot_copy_avx2(dst, src, n);
-        return;
-    }
-#endif
-    __builtin_memcpy(dst, src, n);
-}
 
 void ferry__stream_copy(void *dst, const void *src, size_t n, bool ahead)
 {
