@@ -357,7 +357,12 @@ class FileSource(WeightSource):
         path: str | os.PathLike[str],
         dtype: torch.dtype | str | None = None,
     ) -> None:
-        self._path = os.path.abspath(path)
+        path = os.fspath(path)
+        if not path:
+            raise ArgumentError("path is empty")
+        if not os.path.isabs(path):  # `abspath` takes "link/.." for nothing
+            path = os.path.join(os.path.abspath(path[:0]), path)
+        self._path = path
         self._dtype = 0 if dtype is None else dtype_code(dtype, "*")
         self._metas: list[ParamMeta] = []
         self.stable = self._open().stable

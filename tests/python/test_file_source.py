@@ -327,6 +327,29 @@ def test_b6_what_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         FileSource(tmp_path)
     with pytest.raises(ArgumentError, match="NUL"):
         FileSource("a\0b")
+    with pytest.raises(ArgumentError, match="empty"):
+        FileSource("")  # not the folder that is the current one
+
+
+def test_b6_a_path_is_the_one_that_the_system_would_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = make(tmp_path / "runs" / "kept", "file", 2)
+    (tmp_path / "runs" / "step").mkdir()
+    shutil.copy(kept, tmp_path / "runs" / "a.safetensors")
+    wanted = FileSource(kept).metadata()
+    # ".." of a link is that of what it leads to.
+    (tmp_path / "last").symlink_to(tmp_path / "runs" / "step")
+    (tmp_path / "a.safetensors").write_bytes(b"another file")
+    monkeypatch.chdir(tmp_path)
+    paths: list[Any] = [
+        "last/../a.safetensors", b"last/../a.safetensors",
+        tmp_path / "last/../a.safetensors", Path("runs/kept")]
+    sources = [FileSource(path) for path in paths]
+    monkeypatch.chdir("/")  # rounds come later
+    for source in sources:
+        assert source.metadata() == wanted
+        assert len(list(source)) == len(wanted)
 
 
 def test_b6_an_index_that_lacks_a_part_is_refused_by_name(
