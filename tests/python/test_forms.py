@@ -721,6 +721,43 @@ def test_e8_an_update_info_takes_the_flag_by_keyword() -> None:
         engine.parse_update_info(dataclasses.asdict(made))
 
 
+class PlainUpdateInfo(MyUpdateInfo):
+    """No dataclass by a decorator of its own."""
+
+
+@dataclass(slots=True)
+class SlottedUpdateInfo(MyUpdateInfo):
+    more: int = 5
+
+
+@dataclass
+class CountingUpdateInfo(MyUpdateInfo):
+    """With an `__init__` that the decorator leaves as it is."""
+
+    count: int
+
+    def __init__(self, names: list[str], **more: Any) -> None:
+        super().__init__(names, *LISTS[1:])
+        self.count = len(names)
+        self.__dict__.update(more)
+
+
+@pytest.mark.parametrize(
+    "cls", [PlainUpdateInfo, SlottedUpdateInfo, CountingUpdateInfo])
+def test_e8_the_flag_is_taken_by_any_kind_of_update_info(cls: Any) -> None:
+    lists = LISTS[:1] if cls is CountingUpdateInfo else LISTS
+    plain, made = cls(*lists), cls(*lists, is_checkpoint_format=False)
+    assert isinstance(made, cls) and made.is_checkpoint_format is False
+    for one in (made, copy.copy(made), copy.deepcopy(made),
+                pickle.loads(pickle.dumps(made))):
+        assert type(one) is type(made)
+        assert one.is_checkpoint_format is False
+        wanted = dataclasses.asdict(plain)
+        if cls is not CountingUpdateInfo:
+            wanted["is_checkpoint_format"] = False
+        assert dataclasses.asdict(one) == wanted
+
+
 def test_f1_a_worker_engine_is_imported_when_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

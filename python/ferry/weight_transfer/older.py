@@ -47,17 +47,17 @@ def with_flag(cls: type) -> type:
     That is itself where it has the field, or where its `__init__` is not the
     decorator's.
     """
-    params = cls.__dict__.get("__dataclass_params__")
-    if params is None or not params.init:
-        return cls
-    return _with_flag(cls)
+    init = getattr(cls, "__init__")  # noqa: B009
+    # What the decorator writes and compiles lies in no file.
+    file = getattr(getattr(init, "__code__", None), "co_filename", "")
+    return _with_flag(cls) if file == "<string>" else cls
 
 
 @functools.cache
 def _with_flag(cls: type) -> type:
     if any(field.name == _FLAG for field in dataclasses.fields(cls)):
         return cls
-    params: Any = cls.__dict__["__dataclass_params__"]
+    params: Any = getattr(cls, "__dataclass_params__")  # noqa: B009
     return dataclasses.make_dataclass(
         cls.__name__,
         [(_FLAG, bool, dataclasses.field(default=True, kw_only=True))],
@@ -65,15 +65,16 @@ def _with_flag(cls: type) -> type:
         namespace={"__module__": cls.__module__,
                    "__qualname__": cls.__qualname__,
                    "__doc__": cls.__doc__,
-                   "__reduce__": _reduce},
+                   "__reduce_ex__": _reduce},
         repr=False, eq=params.eq, order=params.order,
         unsafe_hash=params.unsafe_hash,
     )
 
 
-def _reduce(self: Any) -> tuple[Any, ...]:
+def _reduce(self: Any, _: Any) -> tuple[Any, ...]:
     """Pickle by the class that can be found by its name."""
-    return _blank, (type(self).__bases__[0],), self.__dict__
+    state = object.__reduce_ex__(self, 2)[2]  # slots among it
+    return _blank, (type(self).__bases__[0],), state
 
 
 def _blank(cls: type) -> Any:
