@@ -119,7 +119,8 @@ static bool missing_name(ferry__loading *l, size_t slot, char *name,
 static ferry_status not_covered(ferry__loading *l, size_t slot)
 {
     char name[512];
-    bool known = missing_name(l, slot, name, sizeof(name));
+    /* In kernel format what is missing is the slot itself. */
+    bool known = !l->kernel_format && missing_name(l, slot, name, sizeof(name));
     int64_t have, want;
 
     ferry__coverage_count(l->coverage, slot, &have, &want);

@@ -184,6 +184,28 @@ static void e6_what_is_announced_must_come(void **state)
     }
 }
 
+/* A worker that must be given all names what it stores, and no name of a
+ * checkpoint, which this engine cannot bring. */
+static void e6_h5_what_is_missing_is_named_as_it_is_stored(void **state)
+{
+    ferry_worker_options o = FERRY_WORKER_OPTIONS_INIT("probe_kernel");
+    toy_options t = {.kind = TOY_A};
+    solo r;
+
+    (void)state;
+    o.require_full = 1;
+    o.commit = FERRY_COMMIT_STAGED;
+    solo_open(&r, &o, &t);
+    ok(ferry_worker_init_transfer_engine(r.worker, "{}"));
+    the_probe.on_receive = load_declared;
+    ok(ferry_worker_start_weight_update(r.worker));
+    ok(ferry_worker_update_weights(r.worker, whole(stored(&r, false), "")));
+    refused(ferry_worker_finish_weight_update(r.worker, "part"),
+            FERRY_ECOVERAGE, "elements were written");
+    assert_null(strstr(ferry_last_error(), "missing"));
+    solo_close(&r);
+}
+
 static void e6_blocks_travel_as_bytes(void **state)
 {
     solo r;
@@ -274,6 +296,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(e6_what_is_announced_is_held_against_what_is_stored),
         cmocka_unit_test(e6_what_is_announced_must_come),
+        cmocka_unit_test(e6_h5_what_is_missing_is_named_as_it_is_stored),
         cmocka_unit_test(e6_blocks_travel_as_bytes),
         cmocka_unit_test(e8_a_field_of_the_update_says_the_format_of_its_round),
         cmocka_unit_test(e8_a_round_has_one_format),
