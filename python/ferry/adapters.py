@@ -21,7 +21,7 @@ from ferry.errors import (
     UnknownNameError,
 )
 from ferry.source import ParamMeta, WeightSource, adapt, layer_of
-from ferry.tensor import dtype_name
+from ferry.tensor import DTYPE_NAMES, View, dtype_code, dtype_name
 
 if TYPE_CHECKING:
     import torch
@@ -166,9 +166,19 @@ class Cast(_Adapter):
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._inner.items():
-            if tensor is not None and self._casts(name, tensor.dtype):
+            if isinstance(tensor, View):
+                self._check_view(name, tensor)
+            elif tensor is not None and self._casts(name, tensor.dtype):
                 tensor = tensor.detach().to(self._dtype)
             yield name, tensor
+
+    def _check_view(self, name: str, view: View) -> None:
+        same = view.dtype == dtype_code(self._dtype, name)
+        if not same and self._casts(name, DTYPE_NAMES[view.dtype]):
+            raise NotSupportedError(
+                f"parameter {name}: is a view, and Cast works on tensors of "
+                "torch, which is not imported; FileSource takes a dtype itself"
+            )
 
 
 class Filter(_Adapter):

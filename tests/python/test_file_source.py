@@ -386,7 +386,8 @@ WITHOUT = textwrap.dedent("""
                 raise ImportError(name + " is not to be imported")
 
     sys.meta_path.insert(0, Blocked())
-    from ferry.adapters import Filter, Rename
+    from ferry.adapters import Cast, Filter, Rename
+    from ferry.errors import NotSupportedError
     from ferry.weight_transfer import *
 
     url, path = sys.argv[2:]
@@ -397,6 +398,14 @@ WITHOUT = textwrap.dedent("""
         WeightTransferTrainerFactory.trainer_init(
             IPCTrainerInitInfo(rank=0), client=HTTPVLLMWeightSyncClient(url),
             source=sent).send_weights()
+    own = source.metadata()[0].dtype
+    assert len(list(Cast(source, own))) == len(source.metadata())
+    try:
+        list(Cast(source, "float16"))
+    except NotSupportedError as error:
+        assert "takes a dtype itself" in str(error)
+    else:
+        raise AssertionError("yielded as it is, and declared as float16")
     assert "torch" not in sys.modules
     if "numpy" not in sys.argv[1]:
         import numpy
