@@ -317,7 +317,7 @@ ferry_status ferry__tcp_meet(tcp__comm *c,
     if (status >= 0)
         status = await_higher(&m, listener, &until);
     while (m.n_pending > 0)
-        forget_silent(&m, 0, "gave until the others had met only");
+        forget_silent(&m, 0, "gave until the meeting ended only");
     ferry__log_limit_flush(&m.refused, FERRY_LOG_WARN,
                            "a connection is refused", true);
     return status;
