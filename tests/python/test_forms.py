@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import pickle
 import sys
 import textwrap
@@ -756,6 +757,15 @@ def test_e8_the_flag_is_taken_by_any_kind_of_update_info(cls: Any) -> None:
         if cls is not CountingUpdateInfo:
             wanted["is_checkpoint_format"] = False
         assert dataclasses.asdict(one) == wanted
+
+
+def test_f5_an_update_info_says_what_it_takes() -> None:
+    lists = ["names", "dtype_names", "shapes"]
+    assert list(inspect.signature(MyUpdateInfo).parameters)[:3] == lists
+    assert list(inspect.signature(SlottedUpdateInfo).parameters)[-1] == "more"
+    assert list(inspect.signature(CountingUpdateInfo).parameters) == [
+        "names", "more"]
+    assert not inspect.signature(WeightTransferUpdateInfo).parameters
 
 
 def test_f1_a_worker_engine_is_imported_when_asked_for(

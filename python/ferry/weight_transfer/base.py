@@ -28,6 +28,7 @@ from ferry.source import (
     materialize_full_tensor,
 )
 from ferry.weight_transfer.older import (
+    InitSignature,
     adopt_older_engine,
     older_receive,
     older_start,
@@ -93,6 +94,8 @@ class WeightTransferUpdateInfo:
             """Make room for the flag where it is given."""
             return object.__new__(
                 with_flag(cls) if "is_checkpoint_format" in fields else cls)
+
+        __signature__ = InitSignature()
 
 
 @dataclass

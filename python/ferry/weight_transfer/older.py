@@ -25,6 +25,7 @@ from ferry.weight_transfer.reload import (
 )
 
 __all__ = [
+    "InitSignature",
     "adopt_older_engine",
     "construct_engine",
     "has_older_api",
@@ -69,6 +70,15 @@ def _with_flag(cls: type) -> type:
         repr=False, eq=params.eq, order=params.order,
         unsafe_hash=params.unsafe_hash,
     )
+
+
+class InitSignature:
+    """What a class with a `__new__` of any arguments is called with."""
+
+    def __get__(self, _: object, owner: type) -> inspect.Signature:
+        """Tell what `__init__` takes."""
+        own = inspect.signature(getattr(owner, "__init__"))  # noqa: B009
+        return own.replace(parameters=list(own.parameters.values())[1:])
 
 
 def _reduce(self: Any, _: Any) -> tuple[Any, ...]:
