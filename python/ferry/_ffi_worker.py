@@ -39,7 +39,7 @@ from ferry.errors import (
     status_of,
 )
 from ferry.source import ParamMeta
-from ferry.tensor import DTYPES, dtype_code
+from ferry.tensor import DTYPE_NAMES, dtype_code
 from ferry.weight_transfer.older import (
     construct_engine,
     has_older_api,
@@ -56,7 +56,6 @@ SLOT = 16  # bytes, of the largest kind of field
 FORMAT = "is_checkpoint_format"
 LISTS = ("names", "dtype_names", "shapes")
 
-_NAMES = {code: name for name, code in DTYPES.items()}
 _KINDS: dict[Any, str] = {
     bool: "BOOL",
     int: "I64",
@@ -158,8 +157,8 @@ class HostedParameter:
             shape[-1] = shape[-1] // block * lib.ferry_dtype_bytes(code)
             code = lib.FERRY_DTYPE_U8
         self.shape = tuple(shape)
-        self.dtype: Any = getattr(
-            sys.modules.get("torch"), _NAMES[code], _NAMES[code])
+        name = DTYPE_NAMES[code]
+        self.dtype: Any = getattr(sys.modules.get("torch"), name, name)
 
     @property
     def data(self) -> HostedParameter:
@@ -186,6 +185,7 @@ class HostedModel:
         self._host = host
         self._ctx = ctx
         self._index: dict[str, int] | None = None
+        self._found: dict[int, dict[str, HostedParameter]] = {}
         self.kernel_format = kernel_format
 
     def next_update(self, kernel_format: bool | None = None) -> None:
@@ -261,18 +261,20 @@ class HostedModel:
             loaded.add(name)
         return loaded
 
-    def _stored(self, way: str) -> list[HostedParameter]:
+    def _stored(self, way: str) -> dict[str, HostedParameter]:
         if not self.kernel_format:
             raise NotSupportedError(
                 f"a hosted model has no {way} here: it is loaded in "
                 "checkpoint format, by load_weights"
             )
-        model = self._host.model(self._ctx)
-        return [
-            HostedParameter(self, param)
-            for param in (model.params[i] for i in range(model.n_params))
-            if not param.flags & lib.FERRY_PARAM_RUNTIME
-        ]
+        model = self._host.model(self._ctx)  # of this round: or the draft
+        key = int(ffi.cast("uintptr_t", model))
+        if key not in self._found:  # they stay as long as the worker does
+            params = (model.params[i] for i in range(model.n_params))
+            found = [HostedParameter(self, param) for param in params
+                     if not param.flags & lib.FERRY_PARAM_RUNTIME]
+            self._found[key] = {param.name: param for param in found}
+        return self._found[key]
 
     def named_parameters(
         self, *_: Any, **__: Any
@@ -285,22 +287,21 @@ class HostedModel:
             In checkpoint format what a rank stores is fused, sharded and
             quantised, and written by its loader alone.
         """
-        return iter([(found.name, found)
-                     for found in self._stored("named_parameters")])
+        return iter(list(self._stored("named_parameters").items()))
 
     def parameters(self, *_: Any, **__: Any) -> Iterator[HostedParameter]:
         """Iterate over the same without their names."""
-        return iter(self._stored("parameters"))
+        return iter(list(self._stored("parameters").values()))
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, HostedParameter]:
         """Return the same by their names."""
-        return {found.name: found for found in self._stored("state_dict")}
+        return dict(self._stored("state_dict"))
 
     def get_parameter(self, name: str) -> HostedParameter:
         """Return one of them."""
-        for found in self._stored("get_parameter"):
-            if found.name == name:
-                return found
+        found = self._stored("get_parameter").get(name)
+        if found is not None:
+            return found
         raise UnknownNameError(
             f"parameter {name}: the model stores none of this name"
         )
